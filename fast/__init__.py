@@ -109,6 +109,11 @@ from fast.spec_decode import (
     reshape_attn_output_for_spec_decode,
     reshape_query_for_spec_decode,
 )
+from fast.step_results import (
+    get_num_sampled_and_rejected,
+    post_update,
+    post_update_num_computed_tokens,
+)
 from fast.ubatch import (
     UBatchSlice,
     _make_metadata_with_slice,
@@ -177,6 +182,7 @@ __all__ = [
     "get_kv_cache_layout",
     "get_kv_cache_spec",
     "get_layers_from_vllm_config",
+    "get_num_sampled_and_rejected",
     "get_per_layer_parameters",
     "infer_global_hyperparameters",
     "init_attn_backend",
@@ -187,6 +193,8 @@ __all__ = [
     "make_kv_sharing_fast_prefill_common_attn_metadata",
     "make_local_attention_virtual_batches",
     "map_to_kernel_blocks",
+    "post_update",
+    "post_update_num_computed_tokens",
     "prepare_kernel_block_sizes",
     "reorder_batch_to_split_decodes_and_prefills",
     "request_memory",

@@ -126,6 +126,11 @@ from reference.spec_decode import (
     reshape_attn_output_for_spec_decode,
     reshape_query_for_spec_decode,
 )
+from reference.step_results import (
+    get_num_sampled_and_rejected,
+    post_update,
+    post_update_num_computed_tokens,
+)
 from reference.ubatch import (
     UBatchSlice,
     _make_metadata_with_slice,
@@ -193,6 +198,7 @@ __all__ = [
     "get_kv_cache_layout",
     "get_kv_cache_spec",
     "get_layers_from_vllm_config",
+    "get_num_sampled_and_rejected",
     "get_per_layer_parameters",
     "infer_global_hyperparameters",
     "init_attn_backend",
@@ -207,6 +213,8 @@ __all__ = [
     "map_to_kernel_blocks",
     "merge_attention_states",
     "paged_attention",
+    "post_update",
+    "post_update_num_computed_tokens",
     "prepare_kernel_block_sizes",
     "reorder_batch_to_split_decodes_and_prefills",
     "request_memory",

@@ -7,7 +7,7 @@ whole vectors as lists of them. So no arithmetic after a check overflows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -282,6 +282,42 @@ def check_starts(name: str, starts: list[int]) -> None:
     check_order(name, starts)
 
 
+def check_row_starts(name: str, value: object, num_reqs: int) -> list[int]:
+    """Return where the tokens, or logits, of each batch row start, with the end."""
+    starts: list[int] = check_array(name, value, np.int32, 1, num_reqs + 1).tolist()
+    check_starts(name, starts[: num_reqs + 1])
+    return starts[: num_reqs + 1]
+
+
+def check_request_slots(idx_mapping: object, max_num_reqs: int) -> list[int]:
+    """Return the request slot of each batch row, -1 for a dummy; no two rows have the same."""
+    slots: list[int] = check_array("idx_mapping", idx_mapping, COUNT_DTYPES, 1).tolist()
+    rows: dict[int, int] = {}
+    for row, slot in enumerate(slots):
+        check_int(f"idx_mapping[{row}]", slot, -1, max_num_reqs - 1)
+    for row, slot in enumerate(slots):
+        if slot >= 0 and rows.setdefault(slot, row) != row:
+            raise ValueError(f"idx_mapping[{row}] is {slot}, the request slot of another row too")
+    return slots
+
+
+def check_states(name: str, value: object, dtypes: Dtypes, ndim: int, max_num_reqs: int) -> Array:
+    """Return an array with an entry, or a row, for each request slot."""
+    array = check_array(name, value, dtypes, ndim)
+    check_length(name, len(array), max_num_reqs, "max_num_reqs = ")
+    return array
+
+
+def check_column(name: str, value: object, dtypes: Dtypes, max_num_reqs: int) -> Array:
+    """Return an array with one number for each request slot, which may be a matrix of a column."""
+    array = check_array(name, value, dtypes, None)
+    if array.shape not in {(max_num_reqs,), (max_num_reqs, 1)}:
+        raise ValueError(
+            f"{name} has shape {array.shape}, expected max_num_reqs = {max_num_reqs} entries"
+        )
+    return array
+
+
 def check_order(name: str, values: list[int], *, strict: bool = False) -> None:
     """Check that the entries of a vector do not decrease; if `strict`, that they increase."""
     for i in range(1, len(values)):
@@ -316,7 +352,7 @@ def check_out(value: object, length: int, inputs: Iterable[Array]) -> Array:
     out = check_array("out", value, np.int64, 1, length)
     if len(out) > 1 and abs(out.strides[0]) < out.itemsize:
         raise ValueError("out is one element repeated, expected one for each token")
-    _check_own_memory(out, inputs)
+    _check_own_memory("out", out, inputs)
     return out
 
 
@@ -339,14 +375,24 @@ def check_rows_out(
         raise ValueError(f"out has shape {out.shape}, expected {shape}{more}")
     if not out.flags.c_contiguous:
         raise ValueError("out is not contiguous, expected memory in one piece")
-    _check_own_memory(out, inputs)
+    _check_own_memory("out", out, inputs)
     return out
 
 
-def _check_own_memory(out: Array, inputs: Iterable[Array]) -> None:
+def check_written(written: Mapping[str, Array], inputs: Iterable[Array]) -> None:
+    """Check that the arrays that a function writes are contiguous, and overlap no other array."""
+    others = list(inputs)
+    for name, array in written.items():
+        if not array.flags.c_contiguous:
+            raise ValueError(f"{name} is not contiguous, expected memory in one piece")
+        _check_own_memory(name, array, others)
+        others.append(array)
+
+
+def _check_own_memory(name: str, out: Array, inputs: Iterable[Array]) -> None:
     """Check that an array is writable and shares no memory with an input."""
     if not out.flags.writeable:
-        raise ValueError("out is read-only, expected memory that can be written")
+        raise ValueError(f"{name} is read-only, expected memory that can be written")
     for array in inputs:
         if np.shares_memory(out, array):
-            raise ValueError("out shares memory with an input, expected memory of its own")
+            raise ValueError(f"{name} shares memory with an input, expected memory of its own")

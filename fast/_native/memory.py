@@ -78,6 +78,25 @@ def locate_table(
     return value.data_ptr(), value, rows, columns
 
 
+def locate_words(name: str, value: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Return a tensor on the CPU, and for a loop its address and strides, in words of 32 bits.
+
+    `value` is int32 or int64. Of an int64 a loop reads the lower half, which comes first.
+    """
+    check_on(name, value, CPU)
+    value = plain(name, value)
+    words = value.element_size() // 4
+    return value, (value.data_ptr(), *(words * step for step in value.stride()))
+
+
+def locate_target(name: str, value: torch.Tensor) -> tuple[int, int]:
+    """Return the address and the entries of a contiguous tensor, which torch counts as written."""
+    if not value.is_cpu or not value.is_contiguous() or value.is_neg():
+        raise ValueError(f"{name} must be contiguous on the CPU, it is on {value.device}")
+    torch.autograd.graph.increment_version(value)
+    return check_memory(name, value), value.nelement()
+
+
 def as_array(name: str, value: torch.Tensor) -> npt.NDArray[Any]:
     """Return a CPU tensor as a NumPy array of the same memory, to be used in this call only."""
     if type(value) is torch.Tensor and value.is_cpu and not value.is_neg():
@@ -198,7 +217,7 @@ def check_slots_out(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> No
     if len(out) > 1 and out.stride(0) == 0:
         raise ValueError("out is one element repeated, expected one for each token")
     if is_checked():
-        check_own_memory(out, inputs)
+        check_own_memory("out", out, inputs)
 
 
 def check_rows_out(
@@ -231,15 +250,30 @@ def check_rows_out(
     if not traced:
         check_memory("out", out)
         if is_checked():
-            check_own_memory(out, inputs)
+            check_own_memory("out", out, inputs)
     return out  # type: ignore[no-any-return]  # checked above
 
 
-def check_own_memory(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in {"out": out, **inputs}.items():
-        check_memory(name, tensor)
+def check_targets(targets: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
+    """Check that the tensors that a function writes are contiguous memory.
+
+    In checked mode none may share memory with an input, or with another of them.
+    """
+    others = dict(inputs)
+    for name, target in targets.items():
+        if not target.is_contiguous() or target.is_neg():
+            raise ValueError(f"{name} is not contiguous, expected memory in one piece")
+        check_memory(name, target)
+        if is_checked():
+            check_own_memory(name, target, others)
+            others[name] = target
+
+
+def check_own_memory(name: str, out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
+    for each, tensor in {name: out, **inputs}.items():
+        check_memory(each, tensor)
     if any(share_memory(out, tensor) for tensor in inputs.values()):
-        raise ValueError("out shares memory with an input, expected memory of its own")
+        raise ValueError(f"{name} shares memory with an input, expected memory of its own")
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
