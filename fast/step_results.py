@@ -65,12 +65,12 @@ def get_num_sampled_and_rejected(
 
     if not uses_kernels(idx_mapping):
         return num_sampled, count_rejected(num_sampled, **read)
-    num_rejected = torch.empty_like(num_sampled)
+    num_rejected = num_sampled.new_empty(num_reqs)
     launch_threads(
         kernels.get_num_sampled_and_rejected,
         num_reqs,
         1,
-        num_sampled,
+        flat(num_sampled),
         *_words("seq_lens", seq_lens),
         *_words("cu_num_logits", cu_num_logits),
         *_words("idx_mapping", idx_mapping),
@@ -120,7 +120,7 @@ def post_update(
     check_states("all_token_ids", all_token_ids, INT32, 2, max_num_reqs, device)
     check_states("total_len", total_len, INT32, 1, max_num_reqs, device)
     _check_drafts(draft_tokens, draft_tokens_out, num_reqs, max_num_reqs, device)
-    written = {
+    written: dict[str, Any] = {
         "num_computed_tokens": num_computed_tokens,
         "last_sampled_tokens": last_sampled_tokens,
         "output_bin_counts": output_bin_counts,
@@ -128,7 +128,7 @@ def post_update(
         "total_len": total_len,
         "draft_tokens_out": draft_tokens_out,
     }
-    read = {
+    read: dict[str, Any] = {
         "idx_mapping": idx_mapping,
         "sampled_tokens": sampled_tokens,
         "num_sampled": num_sampled,
@@ -159,17 +159,18 @@ def post_update(
         1,
         *rows,
         num_reqs,
-        num_computed_tokens,
+        flat(num_computed_tokens),
         *_target(last_sampled_tokens),
-        counts.view(-1),
+        flat(counts),
         0 if output_bin_counts is None else output_bin_counts.shape[1],
         *_words("sampled_tokens", sampled_tokens),
         sampled_tokens.shape[1],
         *_words("num_sampled", num_sampled),
         *_words("num_rejected", num_rejected),
         *starts,
-        all_token_ids,
-        total_len,
+        flat(all_token_ids),
+        all_token_ids.shape[1],
+        flat(total_len),
         *drafts,
         0 if draft_tokens is None else draft_tokens.shape[1],
         *_target(drafts_out),
@@ -209,7 +210,7 @@ def post_update_num_computed_tokens(
         1,
         *_words("idx_mapping", idx_mapping),
         num_reqs,
-        num_computed_tokens,
+        flat(num_computed_tokens),
         *_words("query_start_loc", query_start_loc),
     )
     torch.autograd.graph.increment_version(num_computed_tokens)
@@ -227,7 +228,7 @@ def _words(name: str, tensor: torch.Tensor) -> Any:
 
 def _target(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Return a contiguous tensor's memory in words of 32 bits, and the words of an element."""
-    return tensor.view(-1).view(INT32), tensor.element_size() // 4
+    return flat(tensor).view(INT32), tensor.element_size() // 4
 
 
 def _check_drafts(

@@ -26,6 +26,11 @@ from fast.multimodal import gather_mm_placeholders, scatter_mm_placeholders
 from fast.numba_cuda import is_installed
 from fast.pinned import prepare_graphs
 from fast.slots import compute_slot_mapping
+from fast.step_results import (
+    get_num_sampled_and_rejected,
+    post_update,
+    post_update_num_computed_tokens,
+)
 from fast.ubatch import create_ubatch_slices, split_attn_metadata
 
 NUM_REHEARSALS: Final = 20
@@ -120,6 +125,18 @@ def _rehearse() -> None:
     is_embed = torch.tensor([True, False, True], device="cpu")
     rows = scatter_mm_placeholders(torch.zeros(2, 8, dtype=torch.bfloat16, device="cpu"), is_embed)
     gather_mm_placeholders(rows, is_embed)
+    _rehearse_results(starts.gpu, lens.gpu[:3])
+
+
+def _rehearse_results(starts: torch.Tensor, lens: torch.Tensor) -> None:
+    rows = torch.arange(3, dtype=torch.int32, device="cpu")
+    known, total = lens.clone(), lens.clone()
+    counts = get_num_sampled_and_rejected(torch.ones_like(lens), lens, starts, rows, known)
+    tokens = torch.zeros(3, 4, dtype=torch.int64, device="cpu")
+    ids, drafts = torch.zeros(3, 8, dtype=torch.int32, device="cpu"), torch.zeros_like(tokens)
+    post_update_num_computed_tokens(rows, known, starts)
+    state = known, tokens[:, 0].clone(), torch.zeros_like(ids)
+    post_update(rows, *state, tokens, *counts, starts, ids, total, tokens, drafts)
 
 
 def _take_batch(

@@ -120,8 +120,9 @@ def update_calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     most, num_drafts = draw(sizes(0, 70, small=3)), draw(sizes(0, 70))
     width, vocab_size = most + draw(sizes(0, 300)), draw(sizes(1))
     step_of_sizes = draw(steps(40_000 // max(width, vocab_size, num_drafts, 1)))
+    dtypes = (np.int32, np.int64)
     left_out, shape, last_dtype, token_dtype, draft_dtype = choices(
-        *(draw, range(8), ((), (), (1,)), *[(np.int32, np.int64)] * 3)
+        draw, range(8), ((), (), (1,)), dtypes, dtypes, dtypes
     )
 
     def contents(draw: st.DrawFn) -> Arguments:
@@ -139,8 +140,8 @@ def update_calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
         tokens = rng.integers(0, greatest, (number + step.more, most), endpoint=True)
         is_read = (np.arange(most) < sampled[:, None]) & (step.idx_mapping >= 0)[:, None]
         tokens[:number][~is_read] = tokens[number:] = step.unread
-        drafts = rng.integers(-1, last, (number + step.more, num_drafts), endpoint=True)
-        arguments = {
+        drafts = rng.integers(-1, 2**40, (number + step.more, num_drafts))
+        arguments: Arguments = {
             "idx_mapping": step.idx_mapping,
             "num_computed_tokens": step.by_slot(computed),
             "last_sampled_tokens": np.full((step.num_slots, *shape), 77, last_dtype),
@@ -338,7 +339,7 @@ class Life:
         counts |= {"cu_num_logits": starts["logits"], "idx_mapping": rows, "prefill_len": known}
         found = self.call("get_num_sampled_and_rejected", counts)
         num_sampled, num_rejected = map(as_numpy, found)
-        query = {"query_start_loc": starts["query"]}
+        query: Arguments = {"query_start_loc": starts["query"]}
         if self.rng.random() < 0.5:
             computed = {"num_computed_tokens": self.state["num_computed_tokens"]}
             self.call("post_update_num_computed_tokens", {"idx_mapping": rows, **computed, **query})

@@ -27,14 +27,15 @@ def count_rejected(
     _rows, rows_at = locate_words("idx_mapping", idx_mapping)
     _known, known_at = locate_words("prefill_len", prefill_len)
     rejected = np.empty(idx_mapping.nelement(), dtype=np.int32)
-    states = (*known_at, prefill_len.nelement())
     sampled_at, _ = locate_target("num_sampled", num_sampled)
-    write_rejected(sampled_at, *lens_at, *starts_at, *rows_at, *states, rejected)
+    states = (*known_at, prefill_len.nelement())
+    write_rejected(rejected, sampled_at, *lens_at, *starts_at, *rows_at, *states)
     return torch.from_numpy(rejected)
 
 
-@compiled(f"void({', '.join(['int64'] * 10)}, int32[::1])")
+@compiled(f"void(int32[::1], {', '.join(['int64'] * 10)})")
 def write_rejected(
+    rejected: Int32s,
     sampled_at: int,
     lens_at: int,
     lens_step: int,
@@ -45,7 +46,6 @@ def write_rejected(
     known_at: int,
     known_step: int,
     max_num_reqs: int,
-    rejected: Int32s,
 ) -> None:
     num_reqs = len(rejected)
     sampled = int32s_at(sampled_at, num_reqs)
@@ -88,7 +88,9 @@ def update_requests(
     _sampled, sampled_at = locate_words("num_sampled", num_sampled)
     _rejected, rejected_at = locate_words("num_rejected", num_rejected)
     # What is left out is replaced by memory that is not read: no tokens, counts, or drafts.
-    starts_at, counts_at, drafts_at = (rows_at[0], 0), (0, 0, 0), (0, 0, 0, 0, 0, 0)
+    starts_at: tuple[int, ...] = (rows_at[0], 0)
+    counts_at: tuple[int, ...] = (0, 0, 0)
+    drafts_at: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
     if query_start_loc is not None:
         _starts, starts_at = locate_words("query_start_loc", query_start_loc)
     if output_bin_counts is not None:
@@ -99,14 +101,19 @@ def update_requests(
         out_at, _ = locate_target("draft_tokens_out", draft_tokens_out)
         drafts_at = (*read_at, draft_tokens.shape[1], out_at, draft_tokens.element_size() // 4)
     last_at, max_num_reqs = locate_target("last_sampled_tokens", last_sampled_tokens)
-    update(
-        *(*rows_at, idx_mapping.nelement(), *tokens_at, sampled_tokens.shape[1]),
-        *(*sampled_at, *rejected_at, *starts_at, max_num_reqs),
-        locate_target("num_computed_tokens", num_computed_tokens)[0],
-        *(last_at, last_sampled_tokens.element_size() // 4, *counts_at),
-        *(locate_target("all_token_ids", all_token_ids)[0], all_token_ids.shape[1]),
-        *(locate_target("total_len", total_len)[0], *drafts_at),
+    computed_at, _ = locate_target("num_computed_tokens", num_computed_tokens)
+    ids_at, _ = locate_target("all_token_ids", all_token_ids)
+    lens_at, _ = locate_target("total_len", total_len)
+    batch = (*rows_at, idx_mapping.nelement(), *tokens_at, sampled_tokens.shape[1])
+    batch += (*sampled_at, *rejected_at, *starts_at)
+    state: tuple[int, ...] = (
+        max_num_reqs,
+        computed_at,
+        last_at,
+        last_sampled_tokens.element_size() // 4,
     )
+    state += (*counts_at, ids_at, all_token_ids.shape[1], lens_at, *drafts_at)
+    update(*batch, *state)
 
 
 @compiled(f"void({', '.join(['int64'] * 29)})")
@@ -189,7 +196,7 @@ def add_query_lens(
     _rows, rows_at = locate_words("idx_mapping", idx_mapping)
     _starts, starts_at = locate_words("query_start_loc", query_start_loc)
     computed = locate_target("num_computed_tokens", num_computed_tokens)
-    add_lens(*rows_at, idx_mapping.nelement(), *starts_at, *computed)
+    add_lens(*(*rows_at, idx_mapping.nelement(), *starts_at, *computed))
 
 
 @compiled(f"void({', '.join(['int64'] * 7)})")

@@ -15,7 +15,7 @@ from fast.kernels.cuda import cuda, device_function, kernel
 def query_len(starts: Int32s, step: int, row: int) -> np.int64:
     """Return how many tokens, or logits, a row has, in 64 bits."""
     end = np.int64(starts[np.uint64((row + np.int64(1)) * step)])
-    return end - starts[np.uint64(row * step)]
+    return np.int64(end - starts[np.uint64(row * step)])
 
 
 @kernel(
@@ -55,8 +55,8 @@ def get_num_sampled_and_rejected(
 
 @kernel(
     "void(int32[::1], int64, int64, int32[::1], int32[::1], int64, int32[::1], int64, int32[::1],"
-    " int64, int64, int64, int32[::1], int64, int32[::1], int64, int32[::1], int64, int32[:, ::1],"
-    " int32[::1], int32[::1], int64, int64, int64, int32[::1], int64)"
+    " int64, int64, int64, int32[::1], int64, int32[::1], int64, int32[::1], int64, int32[::1],"
+    " int64, int32[::1], int32[::1], int64, int64, int64, int32[::1], int64)"
 )
 def post_update(
     rows: Int32s,
@@ -78,6 +78,7 @@ def post_update(
     starts: Int32s,
     starts_step: int,
     all_token_ids: Int32s,
+    max_model_len: int,
     total_len: Int32s,
     drafts: Int32s,
     drafts_stride: int,
@@ -104,8 +105,8 @@ def post_update(
     for at in range(number):
         token = np.int64(tokens[np.uint64(row * row_stride + at * column_stride)])
         place = length + at
-        if place >= 0 and place < all_token_ids.shape[1]:
-            all_token_ids[np.uint64(slot), np.uint64(place)] = token
+        if place >= 0 and place < max_model_len:
+            all_token_ids[np.uint64(slot * max_model_len + place)] = token
         if token >= 0 and token < vocab_size:
             counts[np.uint64(slot * vocab_size + token)] += 1
     if number > 0:
