@@ -180,12 +180,26 @@ def computed_calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     return deferred(contents)
 
 
+STATE: Final = frozenset(
+    {
+        "num_computed_tokens",
+        "last_sampled_tokens",
+        "output_bin_counts",
+        "all_token_ids",
+        "total_len",
+        "draft_tokens_out",
+    }
+)
+"""What is changed, by request slot."""
+
+
 def overlapping(arguments: Arguments, rng: random.Random) -> Arguments | None:
     """Let what is changed share memory with another argument, or be strided."""
     vectors = [name for name, value in arguments.items() if np.ndim(value) == 1]
-    name = rng.choice([name for name in vectors if name in WRITTEN])
-    mine = arguments[name]
-    others = [one for one in vectors if one != name and arguments[one].dtype == mine.dtype]
+    written = STATE if STATE & arguments.keys() else {"num_sampled"}
+    name = rng.choice([name for name in vectors if name in written])
+    mine, read = arguments[name], [one for one in vectors if one not in written]
+    others = [one for one in read if arguments[one].dtype == mine.dtype]
     if not others:
         return None
     theirs = arguments[rng.choice(others)]
@@ -206,19 +220,6 @@ def half_of_drafts(arguments: Arguments, rng: random.Random) -> Arguments | None
     name = rng.choice(("draft_tokens", "draft_tokens_out"))
     wider = np.pad(arguments[name], ((0, 0), (0, 1)))
     return {**arguments, name: rng.choice((None, wider))}
-
-
-WRITTEN: Final = frozenset(
-    {
-        "num_sampled",
-        "num_computed_tokens",
-        "last_sampled_tokens",
-        "output_bin_counts",
-        "all_token_ids",
-        "total_len",
-        "draft_tokens_out",
-    }
-)
 
 
 @dataclasses.dataclass(eq=False)
@@ -270,7 +271,7 @@ class Life:
         pair = Pair(contract, self.target, arguments)
         outcome = pair.outcome()
         assert outcome.error is None, f"{function} raises {outcome.error!r}"
-        for name in WRITTEN & arguments.keys():
+        for name in contract.written & arguments.keys():
             np.copyto(arguments[name], as_numpy(pair.theirs[name]))
         return outcome.value
 
@@ -411,8 +412,8 @@ CONTRACTS = [
         function="post_update",
         examples=1.6,
         calls=update_calls(),
-        written=WRITTEN,
-        dense=WRITTEN,
+        written=STATE,
+        dense=STATE,
         specials=(overlapping, half_of_drafts),
         checked_only="shares memory",
         has_kernel=True,

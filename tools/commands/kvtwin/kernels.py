@@ -60,6 +60,9 @@ ELEMENTS: Final = {
     "rank_embeds": 2 * NUM_PLACEHOLDERS,
     "scatter_rows": NUM_PLACEHOLDERS * EMBED_DIM,
     "gather_rows": NUM_PLACEHOLDERS * EMBED_DIM // 2,
+    "get_num_sampled_and_rejected": NUM_REQS,
+    "post_update": NUM_REQS,
+    "post_update_num_computed_tokens": NUM_REQS,
 }
 """For each kernel, the elements of its result in the standard batches."""
 
@@ -231,3 +234,16 @@ def run_standard_batches(device: str, launch: Callable[..., None]) -> None:
         embeds = (numbers % 1000).to(torch.float16).reshape(count, EMBED_DIM)
         placeholders = fast.scatter_mm_placeholders(embeds, is_embed)
         fast.gather_mm_placeholders(placeholders, is_embed, num_embeds=count)
+        _run_step_results(starts, seq_lens.to(device))
+
+
+def _run_step_results(starts: Any, seq_lens: Any) -> None:
+    """Update the state of requests after a step that samples two tokens each, of four logits."""
+    rows, logits = starts[:-1] // QUERY_LEN, starts // (QUERY_LEN // 4)
+    sampled, total = seq_lens.new_full((NUM_REQS,), 2), seq_lens - 2
+    counts = fast.get_num_sampled_and_rejected(sampled, seq_lens, logits, rows, total)
+    tokens = seq_lens.new_ones((NUM_REQS, 4)).long()
+    state = total.clone(), total.long(), seq_lens.new_zeros((NUM_REQS, 16))
+    ids, drafts = seq_lens.new_zeros((NUM_REQS, SEQ_LEN)), tokens.clone()
+    fast.post_update(rows, *state, tokens, *counts, starts, ids, total, tokens, drafts)
+    fast.post_update_num_computed_tokens(rows, state[0], starts)
