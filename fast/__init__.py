@@ -115,6 +115,11 @@ from fast.step_inputs import (
     prepare_pos_seq_lens,
     prepare_prefill_inputs,
 )
+from fast.step_results import (
+    get_num_sampled_and_rejected,
+    post_update,
+    post_update_num_computed_tokens,
+)
 from fast.ubatch import (
     UBatchSlice,
     _make_metadata_with_slice,
@@ -185,6 +190,7 @@ __all__ = [
     "get_kv_cache_layout",
     "get_kv_cache_spec",
     "get_layers_from_vllm_config",
+    "get_num_sampled_and_rejected",
     "get_per_layer_parameters",
     "infer_global_hyperparameters",
     "init_attn_backend",
@@ -195,6 +201,8 @@ __all__ = [
     "make_kv_sharing_fast_prefill_common_attn_metadata",
     "make_local_attention_virtual_batches",
     "map_to_kernel_blocks",
+    "post_update",
+    "post_update_num_computed_tokens",
     "prepare_dcp_local_seq_lens",
     "prepare_kernel_block_sizes",
     "prepare_pos_seq_lens",

@@ -32,6 +32,11 @@ from fast.step_inputs import (
     prepare_pos_seq_lens,
     prepare_prefill_inputs,
 )
+from fast.step_results import (
+    get_num_sampled_and_rejected,
+    post_update,
+    post_update_num_computed_tokens,
+)
 from fast.ubatch import create_ubatch_slices, split_attn_metadata
 
 NUM_REHEARSALS: Final = 20
@@ -127,6 +132,7 @@ def _rehearse() -> None:
     rows = scatter_mm_placeholders(torch.zeros(2, 8, dtype=torch.bfloat16, device="cpu"), is_embed)
     gather_mm_placeholders(rows, is_embed)
     _rehearse_inputs(starts.gpu, positions)
+    _rehearse_results(starts.gpu, lens.gpu[:3])
 
 
 def _rehearse_inputs(starts: torch.Tensor, pos: torch.Tensor) -> None:
@@ -141,6 +147,17 @@ def _rehearse_inputs(starts: torch.Tensor, pos: torch.Tensor) -> None:
     combine_sampled_and_draft_tokens(ids, *sampled, logits, 5)
     expand_idx_mapping(rows, 5, logits, 3)
     prepare_dcp_local_seq_lens(starts.new_empty(4), lens, 3, 2, 1, 1)
+
+
+def _rehearse_results(starts: torch.Tensor, lens: torch.Tensor) -> None:
+    rows = torch.arange(3, dtype=torch.int32, device="cpu")
+    known, total = lens.clone(), lens.clone()
+    counts = get_num_sampled_and_rejected(torch.ones_like(lens), lens, starts, rows, known)
+    tokens = torch.zeros(3, 4, dtype=torch.int64, device="cpu")
+    ids, drafts = torch.zeros(3, 8, dtype=torch.int32, device="cpu"), torch.zeros_like(tokens)
+    post_update_num_computed_tokens(rows, known, starts)
+    state = known, tokens[:, 0].clone(), torch.zeros_like(ids)
+    post_update(rows, *state, tokens, *counts, starts, ids, total, tokens, drafts)
 
 
 def _take_batch(

@@ -132,6 +132,11 @@ from reference.step_inputs import (
     prepare_pos_seq_lens,
     prepare_prefill_inputs,
 )
+from reference.step_results import (
+    get_num_sampled_and_rejected,
+    post_update,
+    post_update_num_computed_tokens,
+)
 from reference.ubatch import (
     UBatchSlice,
     _make_metadata_with_slice,
@@ -201,6 +206,7 @@ __all__ = [
     "get_kv_cache_layout",
     "get_kv_cache_spec",
     "get_layers_from_vllm_config",
+    "get_num_sampled_and_rejected",
     "get_per_layer_parameters",
     "infer_global_hyperparameters",
     "init_attn_backend",
@@ -215,6 +221,8 @@ __all__ = [
     "map_to_kernel_blocks",
     "merge_attention_states",
     "paged_attention",
+    "post_update",
+    "post_update_num_computed_tokens",
     "prepare_dcp_local_seq_lens",
     "prepare_kernel_block_sizes",
     "prepare_pos_seq_lens",

@@ -283,6 +283,42 @@ def check_starts(name: str, starts: list[int]) -> None:
     check_order(name, starts)
 
 
+def check_row_starts(name: str, value: object, num_reqs: int) -> list[int]:
+    """Return where the tokens, or logits, of each batch row start, with the end."""
+    starts: list[int] = check_array(name, value, np.int32, 1, num_reqs + 1).tolist()
+    check_starts(name, starts[: num_reqs + 1])
+    return starts[: num_reqs + 1]
+
+
+def check_request_slots(idx_mapping: object, max_num_reqs: int) -> list[int]:
+    """Return the request slot of each batch row, -1 for a dummy; no two rows have the same."""
+    slots: list[int] = check_array("idx_mapping", idx_mapping, COUNT_DTYPES, 1).tolist()
+    rows: dict[int, int] = {}
+    for row, slot in enumerate(slots):
+        check_int(f"idx_mapping[{row}]", slot, -1, max_num_reqs - 1)
+    for row, slot in enumerate(slots):
+        if slot >= 0 and rows.setdefault(slot, row) != row:
+            raise ValueError(f"idx_mapping[{row}] is {slot}, the request slot of another row too")
+    return slots
+
+
+def check_states(name: str, value: object, dtypes: Dtypes, ndim: int, max_num_reqs: int) -> Array:
+    """Return an array with an entry, or a row, for each request slot."""
+    array = check_array(name, value, dtypes, ndim)
+    check_length(name, len(array), max_num_reqs, "max_num_reqs = ")
+    return array
+
+
+def check_column(name: str, value: object, dtypes: Dtypes, max_num_reqs: int) -> Array:
+    """Return an array with one number for each request slot, which may be a matrix of a column."""
+    array = check_array(name, value, dtypes, None)
+    if array.shape not in {(max_num_reqs,), (max_num_reqs, 1)}:
+        raise ValueError(
+            f"{name} has shape {array.shape}, expected max_num_reqs = {max_num_reqs} entries"
+        )
+    return array
+
+
 def check_order(name: str, values: list[int], *, strict: bool = False) -> None:
     """Check that the entries of a vector do not decrease; if `strict`, that they increase."""
     for i in range(1, len(values)):

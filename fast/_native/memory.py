@@ -78,16 +78,16 @@ def locate_table(
     return value.data_ptr(), value, rows, columns
 
 
-def locate_words(name: str, value: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Return a tensor on the CPU, and for a loop its address and first stride, in 32-bit words.
+def locate_words(name: str, value: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Return a tensor on the CPU, and for a loop its address and strides, in words of 32 bits.
 
-    `value` is int32 or int64, with any strides. Of an int64 a loop reads the lower half, which
-    comes first.
+    `value` is int32 or int64. Of an int64 a loop reads the lower half, which comes first.
     """
     if not value.is_cpu:
         check_on(name, value, CPU)
     value = plain(name, value)
-    return value, (value.data_ptr(), value.stride(0) * value.element_size() // 4)
+    words = value.element_size() // 4
+    return value, (value.data_ptr(), *(words * step for step in value.stride()))
 
 
 def locate_target(name: str, value: torch.Tensor) -> tuple[int, int]:

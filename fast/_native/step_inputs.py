@@ -84,7 +84,7 @@ def fill_prefill_inputs(
     _computed, computed_at = locate_words("num_computed_tokens", num_computed_tokens)
     write_prefill_inputs(
         *(*rows_at, idx_mapping.nelement(), *starts_at),
-        *(*tokens_at, tokens.stride(1), *_shape(tokens), *known_at, *computed_at),
+        *(*tokens_at, *_shape(tokens), *known_at, *computed_at),
         *locate_target("input_ids", input_ids),
         *locate_target("next_prefill_tokens", next_prefill_tokens),
     )
@@ -164,11 +164,10 @@ def fill_sampled_and_drafts(
     _known, known_at = locate_words("prefill_len", prefill_len)
     drafts, drafts_at = locate_words("draft_tokens", draft_tokens)
     _logits, logits_at = locate_words("cu_num_logits", cu_num_logits)
-    drafts_step = drafts.stride(1) * drafts.element_size() // 4
     indices = np.zeros(num_logits, dtype=np.int64)
     write_sampled_and_drafts(
-        *(*rows_at, idx_mapping.nelement(), *sampled_at, *starts_at, *lens_at, *known_at),
-        *(*drafts_at, drafts_step, *_shape(drafts), *logits_at, num_new_sampled),
+        *(*rows_at, idx_mapping.nelement(), *sampled_at[:2], *starts_at, *lens_at, *known_at),
+        *(*drafts_at, *_shape(drafts), *logits_at, num_new_sampled),
         *(*locate_target("input_ids", input_ids), indices),
     )
     return torch.from_numpy(indices)

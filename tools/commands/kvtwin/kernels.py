@@ -65,6 +65,9 @@ ELEMENTS: Final = {
     "combine_sampled_and_draft_tokens": NUM_REQS * NUM_LOGITS,
     "expand_idx_mapping": NUM_REQS * NUM_LOGITS,
     "prepare_dcp_local_seq_lens": NUM_REQS,
+    "get_num_sampled_and_rejected": NUM_REQS,
+    "post_update": NUM_REQS,
+    "post_update_num_computed_tokens": NUM_REQS,
 }
 """For each kernel, the elements of its result in the standard batches."""
 
@@ -239,6 +242,7 @@ def run_standard_batches(device: str, launch: Callable[..., None]) -> None:
         rows = torch.arange(NUM_REQS - 1, -1, -1, dtype=torch.int32, device=device)
         logits = torch.arange(0, NUM_REQS * NUM_LOGITS + 1, NUM_LOGITS, dtype=torch.int32)
         _run_step_inputs(rows, starts, seq_lens.to(device), positions, logits.to(device))
+        _run_step_results(starts, seq_lens.to(device))
 
 
 def _run_step_inputs(rows: Any, starts: Any, seq_lens: Any, positions: Any, logits: Any) -> None:
@@ -254,3 +258,15 @@ def _run_step_inputs(rows: Any, starts: Any, seq_lens: Any, positions: Any, logi
     )
     fast.expand_idx_mapping(rows, total, logits, NUM_LOGITS)
     fast.prepare_dcp_local_seq_lens(torch.zeros_like(seq_lens), seq_lens, NUM_REQS, 2, 1, 1)
+
+
+def _run_step_results(starts: Any, seq_lens: Any) -> None:
+    """Update the state of requests after a step that samples two tokens each, of four logits."""
+    rows, logits = starts[:-1] // QUERY_LEN, starts // (QUERY_LEN // 4)
+    sampled, total = seq_lens.new_full((NUM_REQS,), 2), seq_lens - 2
+    counts = fast.get_num_sampled_and_rejected(sampled, seq_lens, logits, rows, total)
+    tokens = seq_lens.new_ones((NUM_REQS, 4)).long()
+    state = total.clone(), total.long(), seq_lens.new_zeros((NUM_REQS, 16))
+    ids, drafts = seq_lens.new_zeros((NUM_REQS, SEQ_LEN)), tokens.clone()
+    fast.post_update(rows, *state, tokens, *counts, starts, ids, total, tokens, drafts)
+    fast.post_update_num_computed_tokens(rows, state[0], starts)
