@@ -78,7 +78,7 @@ def locate_table(
     return value.data_ptr(), value, rows, columns
 
 
-def locate_words(name: str, value: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+def locate_words(name: str, value: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """Return a tensor on the CPU, and for a loop its address and strides, in words of 32 bits.
 
     `value` is int32 or int64. Of an int64 a loop reads the lower half, which comes first.
