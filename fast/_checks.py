@@ -417,7 +417,7 @@ def check_request_slots(slots: IntArray, max_num_reqs: int) -> None:
     """Check the request slots of batch rows, -1 for a dummy; no two rows have the same."""
     at = find_first((slots < -1) | (slots >= max_num_reqs))
     if at >= 0:
-        raise ValueError(f"idx_mapping[{at}] is {slots[at]}, expected -1 to {max_num_reqs - 1}")
+        raise IndexError(f"idx_mapping[{at}] is {slots[at]}, expected -1 to {max_num_reqs - 1}")
     first = np.full(max_num_reqs + 1, len(slots))
     np.minimum.at(first, slots, np.arange(len(slots)))  # a dummy's is the last entry
     at = find_first((first[slots] < np.arange(len(slots))) & (slots >= 0))

@@ -295,7 +295,8 @@ def check_request_slots(idx_mapping: object, max_num_reqs: int) -> list[int]:
     slots: list[int] = check_array("idx_mapping", idx_mapping, COUNT_DTYPES, 1).tolist()
     rows: dict[int, int] = {}
     for row, slot in enumerate(slots):
-        check_int(f"idx_mapping[{row}]", slot, -1, max_num_reqs - 1)
+        if not -1 <= slot < max_num_reqs:
+            raise IndexError(f"idx_mapping[{row}] is {slot}, expected -1 to {max_num_reqs - 1}")
     for row, slot in enumerate(slots):
         if slot >= 0 and rows.setdefault(slot, row) != row:
             raise ValueError(f"idx_mapping[{row}] is {slot}, the request slot of another row too")
