@@ -126,6 +126,7 @@ from reference.spec_decode import (
     reshape_attn_output_for_spec_decode,
     reshape_query_for_spec_decode,
 )
+from reference.step import StepBuffers, StepInputs, prepare_step
 from reference.step_inputs import (
     combine_sampled_and_draft_tokens,
     expand_idx_mapping,
@@ -183,6 +184,8 @@ __all__ = [
     "SchedulerConfig",
     "SlidingWindowSpec",
     "SpeculativeConfig",
+    "StepBuffers",
+    "StepInputs",
     "UBatchSlice",
     "UniformTypeKVCacheSpecs",
     "VllmConfig",
@@ -227,6 +230,7 @@ __all__ = [
     "prepare_kernel_block_sizes",
     "prepare_pos_seq_lens",
     "prepare_prefill_inputs",
+    "prepare_step",
     "reorder_batch_to_split_decodes_and_prefills",
     "request_memory",
     "reshape_attn_output_for_spec_decode",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class StepBuffers:
     inputs. The attributes must not be replaced.
 
     Args:
-        block_tables: The `BlockTables` of the same requests; it says how many there may be.
+        block_tables: The `BlockTables` of the same requests; they say how many there may be.
         max_model_len: The most tokens of a request.
         num_speculative_tokens: The most draft tokens of a request.
         num_lookahead_tokens: How many tokens after a chunk of a prompt are looked up.
@@ -102,7 +102,8 @@ class StepBuffers:
         self.logits_indices = np.zeros(num_tokens, np.int64)
 
 
-class StepInputs(NamedTuple):
+@dataclass(frozen=True)
+class StepInputs:
     """What a forward pass reads: views of persistent memory.
 
     Attributes:
@@ -225,6 +226,9 @@ def prepare_step(
         logits[-1],
         num_new,
     )
+
+    # It refuses a position that is in no column, whatever is in the rows.
+    tables.compute_slot_mappings(*batch, positions, num_tokens)
 
     buffers.positions[:], buffers.seq_lens[:] = positions, seq_lens
     buffers.input_ids[:], buffers.next_prefill_tokens[:] = input_ids, following

@@ -123,20 +123,20 @@ class Requests:
 @st.composite
 def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     groups, slots, width = draw(st.sampled_from((1, 2, 3, 0))), draw(sizes(1)), draw(sizes(1))
-    slots, width = fit(20_000, slots, width)
-    tokens, columns, lookahead = draw(sizes(1, 4097)), draw(sizes(1, 1025)), draw(sizes(0, 40))
-    _, slots, columns = fit(10_000, max(groups, 1), slots, columns)
-    block = st.sampled_from((1, 2, 3, 16, 16, 64, 2**20))
+    slots, width = fit(10_000 // max(groups, 1), slots, width)
+    tokens, lookahead = draw(sizes(1, 4097)), draw(sizes(0, 40))
+    block, flag = st.sampled_from((1, 2, 3, 16, 16, 64, 2**20)), st.booleans()
     reach = st.sampled_from((0, 0, 1, 2, 7, 40, MAX_INT32))
-    world, drafts, num_new, unread, dummies = choices(
-        *(draw, (1, 1, 1, 2, 3), (0, 1, 2, 5, 20), (None, None, 1, 0)),
-        *((-1, 77, -(2**31), MAX_INT32), (0.0, 0.0, 0.2, 1.0)),
+    world, drafts, more, unread, dummies, num_new = choices(
+        *(draw, (1, 1, 1, 2, 3), (0, 1, 2, 5, 20), (0, 0, 1, 30), (-1, 77, -(2**31), MAX_INT32)),
+        *((0.0, 0.0, 0.2, 1.0), (None, None, 1, 0)),
     )
+    block_sizes = [draw(block) for _ in range(groups)]
     made = {
-        "block_sizes": [draw(block) for _ in range(groups)],
+        "block_sizes": block_sizes,
         "max_num_reqs": slots,
         "max_num_batched_tokens": tokens,
-        "max_num_blocks_per_group": [max(1, columns // (k + 1)) for k in range(groups)],
+        "max_num_blocks_per_group": [-(-width // size) + more for size in block_sizes],
         "device": Device(),
         "sliding_window_reach": [draw(reach) for _ in range(groups)],
         "max_model_len": width,
@@ -144,13 +144,11 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
         "num_lookahead_tokens": lookahead,
     }
     if world > 1:
-        flags = st.lists(st.booleans(), min_size=groups, max_size=groups)
         made |= {
             "cp_size": world,
             "cp_rank": draw(st.integers(0, world - 1)),
-            "cp_interleave": draw(st.sampled_from((1, 2, 5))),
-            "slot_mapping_enabled": draw(flags),
-            "dcp_sharded": draw(flags),
+            "slot_mapping_enabled": [draw(flag) for _ in range(groups)],
+            "dcp_sharded": [draw(flag) for _ in range(groups)],
         }
     kinds = draw(st.lists(st.sampled_from(("mixed", "decodes", "chunks")), min_size=1, max_size=4))
 
