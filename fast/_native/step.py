@@ -1,0 +1,114 @@
+"""Write the inputs of a step whose buffers are on the CPU."""
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fast._native.compiler import Int32s, compiled
+from fast._native.step_inputs import (
+    write_positions,
+    write_prefill_inputs,
+    write_sampled_and_drafts,
+)
+
+WRITTEN: Final = (
+    *("positions", "seq_lens", "input_ids", "next_prefill_tokens", "logits_indices"),
+    *("idx_mapping", "query_start_loc", "cu_num_logits"),
+)
+"""The buffers that a step writes."""
+
+
+class HostStep:
+    """The loops of a step, with the places of all that they read and write.
+
+    Args:
+        buffers: By name, the contiguous tensors of `StepBuffers`, whose memory nobody can resize.
+    """
+
+    def __init__(self, buffers: dict[str, torch.Tensor]) -> None:
+        self._arrays = {name: tensor.numpy() for name, tensor in buffers.items()}
+        self._rows = [self._arrays[name] for name in WRITTEN[-3:]]
+        self._written = [buffers[name] for name in WRITTEN]
+        at = {name: array.ctypes.data for name, array in self._arrays.items()}
+        num_slots, width = self._arrays["all_token_ids"].shape
+        num_drafts = self._arrays["draft_tokens"].shape[1]
+        num_tokens = len(self._arrays["input_ids"])
+        starts = (at["query_start_loc"], 1)
+        known, computed = (at["prefill_len"], 1), (at["num_computed_tokens"], 1)
+        ids, following = (at["input_ids"], num_tokens), at["next_prefill_tokens"]
+        drafts = (at["draft_tokens"], 2 * num_drafts, 2, num_slots, num_drafts)  # words of int64s
+        logits = (at["cu_num_logits"], 1)
+        self._slots = (at["idx_mapping"], 1)
+        places = (at["positions"], num_tokens, at["seq_lens"], num_slots)
+        self._of_positions = (*starts, *computed, num_slots, *places)
+        tokens = (at["all_token_ids"], width, 1, num_slots, width)
+        num_following = self._arrays["next_prefill_tokens"].size
+        self._of_prefill = (*starts, *tokens, *known, *computed, *ids, following, num_following)
+        sampled = (at["last_sampled_tokens"], 2)
+        self._of_sampled = (*sampled, *starts, at["seq_lens"], 1, *known, *drafts, *logits)
+        self._ids = ids
+
+    def take_rows(
+        self,
+        rows: npt.NDArray[np.int32],
+        starts: npt.NDArray[np.int32],
+        logits: npt.NDArray[np.int32],
+    ) -> bool:
+        """Copy the rows of a step to the buffers, if they are valid; see `take_rows`."""
+        num_tokens = len(self._arrays["input_ids"])
+        return bool(take_rows(rows, starts, logits, num_tokens, *self._rows))
+
+    def write_inputs(self, num_reqs: int, num_logits: int, num_new_sampled: int) -> None:
+        """Write all inputs of the rows that were taken."""
+        slots = (*self._slots, num_reqs)
+        write_positions(*slots, *self._of_positions)
+        write_prefill_inputs(*slots, *self._of_prefill)
+        indices = self._arrays["logits_indices"][:num_logits]
+        write_sampled_and_drafts(*slots, *self._of_sampled, num_new_sampled, *self._ids, indices)
+        torch.autograd.graph.increment_version(self._written)
+
+
+
+@compiled(
+    "boolean(int32[::1], int32[::1], int32[::1], int64, int32[::1], int32[::1], int32[::1])",
+    nogil=False,
+)
+def take_rows(
+    rows: Int32s,
+    starts: Int32s,
+    logits: Int32s,
+    max_num_tokens: int,
+    rows_out: Int32s,
+    starts_out: Int32s,
+    logits_out: Int32s,
+) -> Any:
+    """Copy request slots and starts, padded; return whether they are valid, else write nothing.
+
+    `starts` and `logits` have at least one entry more than `rows`; those written, `max_num_reqs`
+    and one more.
+    """
+    num_reqs, num_slots = len(rows), len(rows_out)
+    if num_reqs > num_slots or starts[0] != 0 or logits[0] != 0:
+        return False
+    is_listed = np.zeros(num_slots, np.bool_)
+    for row in range(num_reqs):
+        slot = np.int64(rows[row])
+        if slot < -1 or slot >= num_slots or (slot >= 0 and is_listed[slot]):
+            return False
+        if slot >= 0:
+            is_listed[slot] = True
+        num_tokens = np.int64(starts[row + 1]) - starts[row]
+        num_logits = np.int64(logits[row + 1]) - logits[row]
+        if num_logits < 0 or num_logits > num_tokens:
+            return False
+    if starts[num_reqs] > max_num_tokens:
+        return False
+    for row in range(num_slots):
+        rows_out[row] = rows[row] if row < num_reqs else -1
+    for row in range(num_slots + 1):
+        last = min(row, num_reqs)
+        starts_out[row] = starts[last]
+        logits_out[row] = logits[last]
+    return True
