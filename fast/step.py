@@ -11,23 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import MAX_INT64, MAX_SIZE, IntArray, check_array, check_int, is_kind
-from fast._native.step import take_rows
-from fast._native.step_inputs import (
-    write_positions,
-    write_prefill_inputs,
-    write_sampled_and_drafts,
-)
+from fast._checks import MAX_INT64, check_int, is_kind
 from fast.block_table import BlockTables
-from fast.checked_mode import checks, is_checked
+from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
 from fast.operators import check_not_traced
 from fast.sentinels import DUMMY_ROW
-from fast.step_inputs import (
-    combine_sampled_and_draft_tokens,
-    prepare_pos_seq_lens,
-    prepare_prefill_inputs,
-)
 from fast.table_memory import make_full
 
 MAX_VIEWS: Final = 64
@@ -142,4 +131,3 @@ def prepare_step(
     if is_checked():
         _check_state(buffers, rows, starts, logits, num_tokens, num_new)
     num_logits = int(logits[num_reqs])
-    ...

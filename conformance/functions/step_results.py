@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from hypothesis import strategies as st
 
+from conformance.functions.step_inputs import Step, steps, two_rows_of_one_slot
 from conformance.harness.compare import as_numpy
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.pair import Pair
@@ -17,73 +18,6 @@ from conformance.laws.batches import MAX_INT32, IntArray, choices, deferred
 
 if TYPE_CHECKING:
     from conformance.harness.targets import Target
-
-# Up to `steps`, this is a copy of `step_inputs.py`, from which it is to be imported.
-
-UNREAD: Final = (77, -1, -(2**31), MAX_INT32)
-"""What lies in entries that must not be read."""
-
-MOST: Final = (1, 1, 0, 3, 9, 70, 1300)
-"""The most new tokens of a row."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Step:
-    """The rows of a step and the request slots around them."""
-
-    idx_mapping: IntArray  # int32 or int64[num_reqs], -1 for dummy rows
-    num_slots: int
-    query_lens: IntArray  # int64[num_reqs]
-    unread: int  # the value of entries that must not be read
-    more: int  # the entries past those that are read or written
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self.query_lens.sum())
-
-    def starts(self, lens: IntArray) -> IntArray:
-        """Return int32[at least num_reqs + 1], where rows of these lengths start."""
-        starts = np.concatenate([[0], np.cumsum(lens)])
-        return np.concatenate([starts, np.full(self.more, self.unread)]).astype(np.int32)
-
-    def by_row(self, values: IntArray) -> IntArray:
-        """Return int32[at least num_reqs]."""
-        return np.concatenate([values, np.full(self.more, self.unread)]).astype(np.int32)
-
-    def by_slot(self, values: IntArray, dtype: Any = np.int32) -> IntArray:
-        """Return the rows' values in the order of request slots; others must not be read."""
-        found = np.full((self.num_slots, *values.shape[1:]), self.unread).astype(dtype)
-        is_request = self.idx_mapping >= 0
-        found[self.idx_mapping[is_request]] = values[is_request]
-        return found
-
-    def written(self, length: int) -> IntArray:
-        return np.full(length + self.more, 77, np.int32)
-
-    def rows(self) -> Arguments:
-        query_start_loc = self.starts(self.query_lens)
-        return {"idx_mapping": self.idx_mapping, "query_start_loc": query_start_loc}
-
-
-@st.composite
-def steps(draw: st.DrawFn, cells: int = 2**31) -> st.SearchStrategy[Step]:
-    """Draw steps whose rows are in any slots, of which there are at most `cells`."""
-    num_reqs, num_others = draw(sizes()), draw(sizes(0, 300))
-    most, dummies, order, dtype, unread, more = choices(
-        *(draw, MOST, (0.0, 0.2, 0.0, 1.0), ("ascending", "shuffled", "shuffled")),
-        *((np.int32, np.int64), UNREAD, (0, 0, 1, 9)),
-    )
-    num_reqs = min(num_reqs, cells, 8192 // max(most, 1))
-    num_slots = min(num_reqs + num_others, cells)
-
-    def contents(draw: st.DrawFn) -> Step:
-        rng, least = draw(rngs()), 1 if most == 1 else 0
-        slots = np.arange(num_slots) if order == "ascending" else rng.permutation(num_slots)
-        is_dummy = rng.random(num_reqs) < dummies
-        idx_mapping = np.where(is_dummy, -1, slots[:num_reqs]).astype(dtype)
-        return Step(idx_mapping, num_slots, draw(vectors(num_reqs, least, most)), unread, more)
-
-    return deferred(contents)
 
 
 def _unread_of_dummies(step: Step, values: IntArray) -> IntArray:
@@ -400,7 +334,7 @@ CONTRACTS = [
         calls=count_calls(),
         written=frozenset({"num_sampled"}),
         dense=frozenset({"num_sampled"}),
-        specials=(overlapping,),
+        specials=(overlapping, two_rows_of_one_slot),
         checked_only="shares memory",
         has_kernel=True,
         hard_cases={
@@ -414,7 +348,7 @@ CONTRACTS = [
         calls=update_calls(),
         written=STATE,
         dense=STATE,
-        specials=(overlapping, half_of_drafts),
+        specials=(overlapping, two_rows_of_one_slot, half_of_drafts),
         checked_only="shares memory",
         has_kernel=True,
         properties=(a_life_is_remembered,),
@@ -440,7 +374,7 @@ CONTRACTS = [
         calls=computed_calls(),
         written=frozenset({"num_computed_tokens"}),
         dense=frozenset({"num_computed_tokens"}),
-        specials=(overlapping,),
+        specials=(overlapping, two_rows_of_one_slot),
         checked_only="shares memory",
         has_kernel=True,
         hard_cases={"a dummy row": _has_dummy},

@@ -70,7 +70,6 @@ class HostStep:
         torch.autograd.graph.increment_version(self._written)
 
 
-
 @compiled(
     "boolean(int32[::1], int32[::1], int32[::1], int64, int32[::1], int32[::1], int32[::1])",
     nogil=False,
