@@ -3,9 +3,9 @@
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from fast._native.block_table import HostTables
 from fast._native.compiler import Int32s, compiled
 from fast._native.step_inputs import (
     write_positions,
@@ -29,45 +29,47 @@ class HostStep:
 
     def __init__(self, buffers: dict[str, torch.Tensor]) -> None:
         self._arrays = {name: tensor.numpy() for name, tensor in buffers.items()}
-        self._rows = [self._arrays[name] for name in WRITTEN[-3:]]
+        self._indices = self._arrays["logits_indices"]
         self._written = [buffers[name] for name in WRITTEN]
         at = {name: array.ctypes.data for name, array in self._arrays.items()}
         num_slots, width = self._arrays["all_token_ids"].shape
         num_drafts = self._arrays["draft_tokens"].shape[1]
-        num_tokens = len(self._arrays["input_ids"])
-        starts = (at["query_start_loc"], 1)
+        num_tokens, num_following = (
+            self._arrays[name].size for name in ("input_ids", "next_prefill_tokens")
+        )
+        starts, lens = (at["query_start_loc"], 1), (at["seq_lens"], 1)
         known, computed = (at["prefill_len"], 1), (at["num_computed_tokens"], 1)
-        ids, following = (at["input_ids"], num_tokens), at["next_prefill_tokens"]
-        drafts = (at["draft_tokens"], 2 * num_drafts, 2, num_slots, num_drafts)  # words of int64s
-        logits = (at["cu_num_logits"], 1)
-        self._slots = (at["idx_mapping"], 1)
-        places = (at["positions"], num_tokens, at["seq_lens"], num_slots)
-        self._of_positions = (*starts, *computed, num_slots, *places)
-        tokens = (at["all_token_ids"], width, 1, num_slots, width)
-        num_following = self._arrays["next_prefill_tokens"].size
-        self._of_prefill = (*starts, *tokens, *known, *computed, *ids, following, num_following)
+        # Of an int64 the loops read the lower of two words.
         sampled = (at["last_sampled_tokens"], 2)
-        self._of_sampled = (*sampled, *starts, at["seq_lens"], 1, *known, *drafts, *logits)
+        drafts = (at["draft_tokens"], 2 * num_drafts, 2, num_slots, num_drafts)
+        tokens = (at["all_token_ids"], width, 1, num_slots, width)
+        ids, following = (at["input_ids"], num_tokens), (at["next_prefill_tokens"], num_following)
+        self._rows, self._starts_at, self._positions_at = (
+            (at["idx_mapping"], 1),
+            at["query_start_loc"],
+            at["positions"],
+        )
+        self._computed = computed
+        written = (at["positions"], num_tokens, at["seq_lens"], num_slots)
+        self._of_positions = (*starts, *computed, num_slots, *written)
+        self._of_prefill = (*starts, *tokens, *known, *computed, *ids, *following)
+        self._of_sampled = (*sampled, *starts, *lens, *known, *drafts, at["cu_num_logits"], 1)
         self._ids = ids
 
-    def take_rows(
-        self,
-        rows: npt.NDArray[np.int32],
-        starts: npt.NDArray[np.int32],
-        logits: npt.NDArray[np.int32],
-    ) -> bool:
-        """Copy the rows of a step to the buffers, if they are valid; see `take_rows`."""
-        num_tokens = len(self._arrays["input_ids"])
-        return bool(take_rows(rows, starts, logits, num_tokens, *self._rows))
-
-    def write_inputs(self, num_reqs: int, num_logits: int, num_new_sampled: int) -> None:
-        """Write all inputs of the rows that were taken."""
-        slots = (*self._slots, num_reqs)
-        write_positions(*slots, *self._of_positions)
-        write_prefill_inputs(*slots, *self._of_prefill)
-        indices = self._arrays["logits_indices"][:num_logits]
-        write_sampled_and_drafts(*slots, *self._of_sampled, num_new_sampled, *self._ids, indices)
-        torch.autograd.graph.increment_version(self._written)
+    def write(
+        self, tables: HostTables, num_reqs: int, counts: tuple[int, int], num_new_sampled: int
+    ) -> None:
+        """Prepare a step of rows that are in the buffers, of so many tokens and logits."""
+        num_tokens, num_logits = counts
+        rows = (*self._rows, num_reqs)
+        tables.apply()
+        tables.gather_at(*rows, *self._computed)
+        write_positions(*rows, *self._of_positions)
+        write_prefill_inputs(*rows, *self._of_prefill)
+        indices = self._indices[:num_logits]
+        write_sampled_and_drafts(*rows, *self._of_sampled, num_new_sampled, *self._ids, indices)
+        tables.fill_slots_at(*rows, self._starts_at, self._positions_at, num_tokens)
+        torch.autograd.graph.increment_version(self._written)  # torch does not see loops' writes
 
 
 @compiled(
