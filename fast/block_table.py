@@ -403,14 +403,14 @@ class BlockTables:
                 self._gathered[offset : offset + num_reqs * width].view(num_reqs, width)
                 for offset, width in self._staged.groups[:, : WIDTH + 1].tolist()
             )
-            _keep(self._table_views, num_reqs, views)
+            keep(self._table_views, num_reqs, views)
         return views
 
     def _get_slot_view(self, num_tokens: int) -> torch.Tensor:
         view = self._slot_views.get(num_tokens)
         if view is None or is_checked():
             view = self._slots[:, :num_tokens]
-            _keep(self._slot_views, num_tokens, view)
+            keep(self._slot_views, num_tokens, view)
         return view
 
     def _notice_table_writes(self) -> None:
@@ -460,7 +460,7 @@ def _check_bools(name: str, values: list[bool] | None, num_groups: int) -> list[
     return values
 
 
-def _keep(views: dict[int, Any], size: int, view: Any) -> None:
+def keep(views: dict[int, Any], size: int, view: Any) -> None:
     if len(views) >= MAX_VIEWS:
         views.clear()
     views[size] = view

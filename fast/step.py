@@ -11,18 +11,35 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import MAX_INT64, check_int, is_kind
-from fast.block_table import BlockTables
-from fast.checked_mode import is_checked
-from fast.launch import uses_kernels
+from fast._checks import (
+    MAX_INT64,
+    check_array,
+    check_at_least,
+    check_int,
+    check_request_slots,
+    check_starts,
+    get_type_name,
+)
+from fast._native.step import STATE, WRITTEN, HostStep, take_rows
+from fast.block_table import BlockTables, keep, make_full
+from fast.checked_mode import checks, is_checked
+from fast.kernels import block_table as table_kernels
+from fast.kernels import step as kernels
+from fast.launch import launch_blocks, uses_kernels
 from fast.operators import check_not_traced
+from fast.pinned import upload
 from fast.sentinels import DUMMY_ROW
-from fast.table_memory import make_full
+from fast.slots import flat
+from fast.step_inputs import (
+    combine_sampled_and_draft_tokens,
+    prepare_pos_seq_lens,
+    prepare_prefill_inputs,
+)
 
-MAX_VIEWS: Final = 64
-"""The most sizes of steps whose views are kept."""
+INT32S: Final = (np.dtype(np.int32),)
 
-INT32: Final = (np.dtype(np.int32),)
+Rows = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
+"""The rows of a step on the host: request slots, and where tokens and logits start."""
 
 
 class StepBuffers:
@@ -41,8 +58,8 @@ class StepBuffers:
         num_speculative_tokens: int = 0,
         num_lookahead_tokens: int = 1,
     ) -> None:
-        if not is_kind(block_tables, "BlockTables"):
-            raise TypeError(f"block_tables must be BlockTables, got {type(block_tables).__name__}")
+        if not isinstance(block_tables, BlockTables):
+            raise TypeError(f"block_tables must be BlockTables, got {get_type_name(block_tables)}")
         width = check_int("max_model_len", max_model_len)
         drafts = check_int("num_speculative_tokens", num_speculative_tokens, 0)
         lookahead = check_int("num_lookahead_tokens", num_lookahead_tokens, 0)
@@ -71,26 +88,61 @@ class StepBuffers:
         self.positions = make(num_tokens, dtype=np.int64)
         self.input_ids = make(num_tokens)
         self.logits_indices = make(num_tokens, dtype=np.int64)
-        names = (*STATE, *WRITTEN)
-        # The host's copy of a step's rows, request slots, then where tokens and logits start.
-        self._rows = np.zeros(3 * num_slots + 2, np.int32)
         self._views: dict[tuple[int, int, int], StepInputs] = {}
-        self._host: HostStep | None = None  # what does the work if a kernel does not
+        self._host: HostStep | None = None  # what does the work if kernels do not
+        # The rows of a step, packed for the upload, and its parts.
+        self._packed = np.zeros(3 * num_slots + 2, np.int32)
+        self._rows = np.split(self._packed, [num_slots, 2 * num_slots + 1])
         if block_tables.device.type == "cpu" and not uses_kernels(self.input_ids):
-            self._host = HostStep({name: getattr(self, name) for name in names})
+            self._host = HostStep({name: getattr(self, name) for name in (*STATE, *WRITTEN)})
+            self._rows = self._host.rows
 
-    def _take(
-        self,
-        rows: npt.NDArray[np.int32],
-        starts: npt.NDArray[np.int32],
-        logits: npt.NDArray[np.int32],
-    ) -> bool:
-        """Copy the rows of a step; return whether they are valid."""
-        places = self._row_arrays if self._host is None else self._host.rows
-        return bool(take_rows(rows, starts, logits, len(self.input_ids), *places))
+    def _prepare(
+        self, rows: Rows, num_rows: int, num_tokens: int, num_new_sampled: int
+    ) -> "StepInputs":
+        """Prepare a step, of sizes that are checked."""
+        slots, starts, logits = rows
+        if is_checked() or not take_rows(*rows, len(self.input_ids), *self._rows):
+            _check_step(self, rows, num_tokens, num_new_sampled)  # raises, unless all is right
+            take_rows(*rows, len(self.input_ids), *self._rows)
+        num_reqs = len(slots)
+        total, num_logits = int(starts[num_reqs]), int(logits[num_reqs])
+        self._notice_writes()
+        if self._host is not None:
+            tables = self.block_tables._host
+            self._host.write(tables, num_reqs, total, num_logits, num_new_sampled)
+        else:
+            self._launch(num_reqs, num_new_sampled)
+        return self._get_views(num_rows, num_tokens, num_logits)
 
-    def _write(self, num_reqs: int, counts: tuple[int, int], num_new_sampled: int) -> None:
-        """Prepare the step whose rows were taken."""
+    def _launch(self, num_reqs: int, num_new_sampled: int) -> None:
+        """Prepare the step whose rows are packed, on a GPU."""
+        tables = self.block_tables
+        staged, num_changed, number = tables._staged.pack()
+        packed = np.concatenate([self._packed, staged]) if num_changed else self._packed
+        on_device = upload(packed, tables.device, pin_memory=True)
+        if num_changed:
+            of_staged = on_device[len(self._packed) :]
+            launch_blocks(
+                table_kernels.apply_staged_writes, num_changed, 1, *tables._rows, of_staged
+            )
+        launch_blocks(
+            kernels.prepare_step,
+            tables.max_num_reqs + 1,
+            max(len(tables.block_sizes), 1),
+            *(*tables._rows, tables._gathered, tables._num_gathered, tables._slots),
+            *(on_device, num_reqs, num_new_sampled, self.all_token_ids.shape[1]),
+            *(self.num_computed_tokens, self.prefill_len, flat(self.all_token_ids)),
+            *(self.last_sampled_tokens, self.draft_tokens),
+            *(getattr(self, name) for name in WRITTEN),
+        )
+        tables._staged.forget(number)
+        # Torch does not see a kernel's writes.
+        torch.autograd.graph.increment_version([getattr(self, name) for name in WRITTEN])
+
+    def _notice_writes(self) -> None:
+        self.block_tables._notice_table_writes()
+        self.block_tables._notice_slot_writes()
 
     def _get_views(self, num_rows: int, num_tokens: int, num_logits: int) -> "StepInputs":
         """Return the inputs of a step of these sizes."""
@@ -100,8 +152,8 @@ class StepBuffers:
             return views
         tables = self.block_tables
         views = StepInputs(
-            block_tables=tables.get_table_views(num_rows),
-            slot_mappings=tables.get_slot_view(num_tokens),
+            block_tables=tables._get_table_views(num_rows),
+            slot_mappings=tables._get_slot_view(num_tokens),
             idx_mapping=self.idx_mapping[:num_rows],
             query_start_loc=self.query_start_loc[: num_rows + 1],
             cu_num_logits=self.cu_num_logits[: num_rows + 1],
@@ -151,27 +203,23 @@ def prepare_step(
     """
     check_not_traced("prepare_step")
     if not isinstance(buffers, StepBuffers):
-        raise TypeError(f"buffers must be StepBuffers, got {type(buffers).__name__}")
-    tables = buffers.block_tables
-    rows = _read_vector("idx_mapping", idx_mapping)
-    num_reqs, max_num_reqs = len(rows), tables.max_num_reqs
+        raise TypeError(f"buffers must be StepBuffers, got {get_type_name(buffers)}")
+    slots = _read_vector("idx_mapping", idx_mapping)
+    num_reqs, max_num_reqs = len(slots), buffers.block_tables.max_num_reqs
     if num_reqs > max_num_reqs:
         raise ValueError(
             f"idx_mapping has {num_reqs} entries, expected at most max_num_reqs = {max_num_reqs}"
         )
     starts = _read_vector("query_start_loc", query_start_loc, num_reqs + 1)
     logits = _read_vector("cu_num_logits", cu_num_logits, num_reqs + 1)
-    counts = num_tokens, num_logits = int(starts[num_reqs]), int(logits[num_reqs])
+    rows = (slots, starts, logits)
     num_rows = check_int("num_reqs_padded", num_reqs_padded, num_reqs, max_num_reqs)
-    most = tables.max_num_batched_tokens
-    num_padded = check_int("num_tokens_padded", num_tokens_padded, num_tokens, most)
+    num_tokens, least, most = num_tokens_padded, int(starts[num_reqs]), len(buffers.input_ids)
+    if not (type(num_tokens) is int and least <= num_tokens <= most):
+        _check_rows(rows, max_num_reqs)
+        num_tokens = check_int("num_tokens_padded", num_tokens, least, most)
     num_new = check_int("num_new_sampled_tokens", num_new_sampled_tokens, 0, 1)
-    if is_checked():
-        _check_step(buffers, rows, starts, logits, num_padded, num_new)
-    if not buffers._take(rows, starts, logits):
-        _check_step(buffers, rows, starts, logits, num_padded, num_new)  # raises
-    buffers._write(num_reqs, counts, num_new)
-    return buffers._get_views(num_rows, num_padded, num_logits)
+    return buffers._prepare(rows, num_rows, num_tokens, num_new)
 
 
 def _read_vector(name: str, value: Any, min_length: int = 0) -> npt.NDArray[np.int32]:
@@ -183,32 +231,32 @@ def _read_vector(name: str, value: Any, min_length: int = 0) -> npt.NDArray[np.i
     return np.ascontiguousarray(value)
 
 
-def _check_step(
-    buffers: StepBuffers,
-    rows: npt.NDArray[np.int32],
-    starts: npt.NDArray[np.int32],
-    logits: npt.NDArray[np.int32],
-    num_tokens: int,
-    num_new_sampled: int,
-) -> None:
-    """Call the functions that a step consists of in checked mode, on copies of what they write."""
+def _check_rows(rows: Rows, max_num_reqs: int) -> None:
+    check_request_slots(rows[0], max_num_reqs)
+    for name, part in zip(("query_start_loc", "cu_num_logits"), rows[1:], strict=True):
+        check_starts(name, part[: len(rows[0]) + 1])
+
+
+def _check_step(buffers: StepBuffers, rows: Rows, num_tokens: int, num_new_sampled: int) -> None:
+    """Check a step as in checked mode: by the functions of which it consists, on copies."""
     tables, computed = buffers.block_tables, buffers.num_computed_tokens
-    num_logits = int(logits[len(rows)])
-    slots, offsets, of_logits = (torch.tensor(x, device=tables.device) for x in (rows, starts, logits))
+    _check_rows(rows, tables.max_num_reqs)
+    slots, starts, of_logits = (torch.tensor(part, device=tables.device) for part in rows)
+    num_logits = int(rows[2][len(slots)])
     pos, lens, ids, following = (
         getattr(buffers, name).clone()
         for name in ("positions", "seq_lens", "input_ids", "next_prefill_tokens")
     )
     known, drafts, sampled = buffers.prefill_len, buffers.draft_tokens, buffers.last_sampled_tokens
     with checks(True):
-        prepare_pos_seq_lens(slots, offsets, computed, pos, lens)
+        prepare_pos_seq_lens(slots, starts, computed, pos, lens)
         prepare_prefill_inputs(
-            ids, following, slots, offsets, buffers.all_token_ids, known, computed
+            ids, following, slots, starts, buffers.all_token_ids, known, computed
         )
         combine_sampled_and_draft_tokens(
-            *(ids, slots, sampled, offsets, lens, known, drafts, of_logits),
+            *(ids, slots, sampled, starts, lens, known, drafts, of_logits),
             num_logits,
             num_new_sampled,
         )
         # It refuses a position that is in no column, whatever is in the rows.
-        tables.compute_slot_mappings(slots, offsets, pos, num_tokens)
+        tables.compute_slot_mappings(slots, starts, pos, num_tokens)

@@ -13,9 +13,14 @@ from fast._native.step_inputs import (
     write_sampled_and_drafts,
 )
 
+STATE: Final = (
+    *("num_computed_tokens", "prefill_len", "all_token_ids", "last_sampled_tokens", "draft_tokens"),
+)
+"""The buffers that a step reads."""
+
 WRITTEN: Final = (
-    *("positions", "seq_lens", "input_ids", "next_prefill_tokens", "logits_indices"),
-    *("idx_mapping", "query_start_loc", "cu_num_logits"),
+    *("next_prefill_tokens", "idx_mapping", "query_start_loc", "cu_num_logits", "seq_lens"),
+    *("positions", "input_ids", "logits_indices"),
 )
 """The buffers that a step writes."""
 
@@ -28,7 +33,9 @@ class HostStep:
     """
 
     def __init__(self, buffers: dict[str, torch.Tensor]) -> None:
+        # `_arrays` keeps the memory, whatever becomes of the tensors.
         self._arrays = {name: tensor.numpy() for name, tensor in buffers.items()}
+        self.rows = [self._arrays[name] for name in WRITTEN[1:4]]
         self._indices = self._arrays["logits_indices"]
         self._written = [buffers[name] for name in WRITTEN]
         at = {name: array.ctypes.data for name, array in self._arrays.items()}
@@ -44,12 +51,8 @@ class HostStep:
         drafts = (at["draft_tokens"], 2 * num_drafts, 2, num_slots, num_drafts)
         tokens = (at["all_token_ids"], width, 1, num_slots, width)
         ids, following = (at["input_ids"], num_tokens), (at["next_prefill_tokens"], num_following)
-        self._rows, self._starts_at, self._positions_at = (
-            (at["idx_mapping"], 1),
-            at["query_start_loc"],
-            at["positions"],
-        )
-        self._computed = computed
+        self._slots, self._computed = (at["idx_mapping"], 1), computed
+        self._tokens = (at["query_start_loc"], at["positions"])
         written = (at["positions"], num_tokens, at["seq_lens"], num_slots)
         self._of_positions = (*starts, *computed, num_slots, *written)
         self._of_prefill = (*starts, *tokens, *known, *computed, *ids, *following)
@@ -57,18 +60,22 @@ class HostStep:
         self._ids = ids
 
     def write(
-        self, tables: HostTables, num_reqs: int, counts: tuple[int, int], num_new_sampled: int
+        self,
+        tables: HostTables,
+        num_reqs: int,
+        num_tokens: int,
+        num_logits: int,
+        num_new_sampled: int,
     ) -> None:
         """Prepare a step of rows that are in the buffers, of so many tokens and logits."""
-        num_tokens, num_logits = counts
-        rows = (*self._rows, num_reqs)
+        rows = (*self._slots, num_reqs)
         tables.apply()
         tables.gather_at(*rows, *self._computed)
         write_positions(*rows, *self._of_positions)
         write_prefill_inputs(*rows, *self._of_prefill)
         indices = self._indices[:num_logits]
         write_sampled_and_drafts(*rows, *self._of_sampled, num_new_sampled, *self._ids, indices)
-        tables.fill_slots_at(*rows, self._starts_at, self._positions_at, num_tokens)
+        tables.fill_slots_at(*rows, *self._tokens, num_tokens)
         torch.autograd.graph.increment_version(self._written)  # torch does not see loops' writes
 
 

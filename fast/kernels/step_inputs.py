@@ -6,6 +6,8 @@ compared with the bounds before they are used. The host keeps rows, slots, logit
 what is written below 2**31.
 """
 
+from typing import Any
+
 import numpy as np
 
 from fast._native.compiler import Int32s, Int64s
@@ -14,7 +16,7 @@ from fast.kernels.cuda import cuda, device_function, kernel
 
 
 @device_function
-def fill_positions(start: int, end: int, before: int, pos: Int64s) -> None:
+def fill_positions(start: Any, end: Any, before: Any, pos: Int64s) -> None:
     """Write the positions of a row's tokens; each thread of the block, every `blockDim.x`-th."""
     token = max(start, np.int64(0)) + np.uint32(cuda.threadIdx.x)
     while token < min(end, np.int64(pos.shape[0])):
