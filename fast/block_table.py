@@ -442,7 +442,7 @@ def make_full(
     requests takes 1.3 times as long. NumPy requests huge pages from 4 MiB on, torch does not.
     Everything is written here, so no step has a page fault.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:  # of an empty array torch has other strides
         torch_dtype = torch.int32 if dtype is np.int32 else torch.int64
         return torch.full(shape, value, dtype=torch_dtype, device=device)
     array = np.empty(shape, dtype=dtype)

@@ -131,9 +131,9 @@ class StepBuffers:
             tables.max_num_reqs + 1,
             max(len(tables.block_sizes), 1),
             *(*tables._rows, tables._gathered, tables._num_gathered, tables._slots),
-            *(on_device, num_reqs, num_new_sampled, self.all_token_ids.shape[1]),
-            *(self.num_computed_tokens, self.prefill_len, flat(self.all_token_ids)),
-            *(self.last_sampled_tokens, self.draft_tokens),
+            *(on_device, num_reqs, num_new_sampled),
+            *(self.all_token_ids.shape[1], self.draft_tokens.shape[1]),
+            *(flat(getattr(self, name)) for name in STATE),
             *(getattr(self, name) for name in WRITTEN),
         )
         tables._staged.forget(number)
