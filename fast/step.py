@@ -241,7 +241,7 @@ def _check_step(buffers: StepBuffers, rows: Rows, num_tokens: int, num_new_sampl
     """Check a step as in checked mode: by the functions of which it consists, on copies."""
     tables, computed = buffers.block_tables, buffers.num_computed_tokens
     _check_rows(rows, tables.max_num_reqs)
-    slots, starts, of_logits = (torch.tensor(part, device=tables.device) for part in rows)
+    slots, starts, of_logits = (torch.tensor(part.copy(), device=tables.device) for part in rows)
     num_logits = int(rows[2][len(slots)])
     pos, lens, ids, following = (
         getattr(buffers, name).clone()
