@@ -141,11 +141,12 @@ class BlockTables:
         """
         given = (req_index, new_block_ids, overwrite)
         values = self._join(*given)
+        if values is not None and self._staged.stage(values):
+            return
         for _ in range(MAX_TRIES):
-            if values is not None and self._staged.stage(*values.buffer_info()):
-                return
             # Raises, unless only the types were unusual, or another thread changes the rows.
-            values = self._check_appended(*given)
+            if self._staged.stage(self._check_appended(*given)):
+                return
         raise RuntimeError(f"other threads changed the rows in each of {MAX_TRIES} tries")
 
     def _join(
@@ -477,6 +478,6 @@ def _restore(cls: type[BlockTables], arguments: Any, rows: Any, staged: Any) -> 
     made = cls(*arguments)
     for tensor, values in zip(made._rows[1:], rows, strict=True):
         tensor.copy_(torch.from_numpy(values))
-    for array_of_copy, values in zip(made._staged.arrays[1:], staged, strict=True):
-        array_of_copy[...] = values
+    for own, values in zip(made._staged.arrays[1:], staged, strict=True):
+        np.copyto(own, values)
     return made

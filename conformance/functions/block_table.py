@@ -150,7 +150,7 @@ class Session:
         if has_computed:
             near = int((3 * self.sizes).max(initial=9))
             last = (near, min(int((self.widths * self.sizes).max(initial=9)), MAX_INT32))[kind % 2]
-            computed = rng.integers(0, min(last, MAX_INT32), self.rows, endpoint=True)
+            computed: Any = rng.integers(0, min(last, MAX_INT32), self.rows, endpoint=True)
             computed[rng.random(self.rows) < 0.1] = (0, MAX_INT32)[kind // 2]
             is_read = np.isin(np.arange(self.rows), slots)
             options["num_computed_tokens"] = np.where(is_read, computed, -1).astype(np.int32)

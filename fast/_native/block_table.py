@@ -8,6 +8,7 @@ All groups are in one array, group after group; a group's tables are rows of one
 int64[G, 8], one row of constants for each group, whose columns are named here.
 """
 
+from array import array
 from typing import Any, Final
 
 import numpy as np
@@ -85,18 +86,17 @@ class StagedRows:
         self.first_changed = np.full(shape, UNCHANGED, np.int32)
         self.changed = np.zeros(len(groups) * max_num_reqs, np.int64)
         self.state = np.zeros(2, np.int64)
-        self.arrays = (
+        self.arrays: Any = (
             *(self.groups, self.blocks, self.counts, self.first_changed, self.changed),
             self.state,
         )
 
-    def stage(self, address: int, num_values: int) -> bool:
+    def stage(self, values: "array[int]") -> bool:
         """Stage a write: a request slot, whether it overwrites, the numbers of IDs, and the IDs.
 
-        They are int32[num_values] at `address`. Returns False, with nothing staged, if they are not
-        valid.
+        They are C ints. Returns False, with nothing staged, if they are not valid.
         """
-        return bool(stage(address, num_values, *self.arrays))
+        return stage(*values.buffer_info(), *self.arrays)  # type: ignore[no-any-return]  # a bool
 
     def pack(self) -> tuple[npt.NDArray[np.int32], int, int]:
         """Return the staged writes for a kernel, the number of changed rows, and of staged words.
@@ -105,7 +105,7 @@ class StagedRows:
         """
         num_changed, num_words = self.state.tolist()
         packed = np.empty(HEADER * num_changed + num_words, np.int32)
-        return packed[: pack(*self.arrays, packed)], num_changed, num_words
+        return packed[: pack(packed, *self.arrays)], num_changed, num_words
 
     def forget(self, num_words: int) -> None:
         forget(self.first_changed, self.changed, self.state, num_words)
@@ -153,7 +153,7 @@ class HostTables:
 
     def apply(self) -> None:
         """Apply the staged writes."""
-        apply_on_host(*self._staged.arrays, *self.rows[1:], self._is_changed)
+        apply_on_host(*self.rows[1:], self._is_changed, *self._staged.arrays)
 
     def gather(self, idx_mapping: torch.Tensor, num_computed_tokens: torch.Tensor | None) -> None:
         """Gather rows in batch order.
@@ -283,15 +283,15 @@ def stage(
     return True
 
 
-@compiled(f"int64({STAGED}, int32[::1])", nogil=False)
+@compiled(f"int64(int32[::1], {STAGED})", nogil=False)
 def pack(
+    packed: Int32s,
     groups: Int64s,
     blocks: Int32s,
     counts: Int32s,
     first_changed: Int32s,
     changed: Int64s,
     state: Int64s,
-    packed: Int32s,
 ) -> Any:
     """Pack the staged writes for a kernel; return the number of words.
 
@@ -328,15 +328,15 @@ def forget(first_changed: Int32s, changed: Int64s, state: Int64s, num_words: int
 
 @inlined
 def apply_staged(
+    tables: Int32s,
+    num_blocks: Int32s,
+    is_changed: Any,
     groups: Int64s,
     blocks: Int32s,
     counts: Int32s,
     first_changed: Int32s,
     changed: Int64s,
     state: Int64s,
-    tables: Int32s,
-    num_blocks: Int32s,
-    is_changed: Any,
 ) -> None:
     """Copy what is staged to the tables, with nulls past the new end of a row.
 
@@ -359,20 +359,20 @@ def apply_staged(
     state[:] = 0
 
 
-@compiled(f"void({STAGED}, int32[::1], int32[:, ::1], boolean[::1])", nogil=False)
+@compiled(f"void(int32[::1], int32[:, ::1], boolean[::1], {STAGED})", nogil=False)
 def apply_on_host(
+    tables: Int32s,
+    num_blocks: Int32s,
+    is_changed: Any,
     groups: Int64s,
     blocks: Int32s,
     counts: Int32s,
     first_changed: Int32s,
     changed: Int64s,
     state: Int64s,
-    tables: Int32s,
-    num_blocks: Int32s,
-    is_changed: Any,
 ) -> None:
     staged = (groups, blocks, counts, first_changed, changed, state)
-    apply_staged(*staged, tables, num_blocks, is_changed)
+    apply_staged(tables, num_blocks, is_changed, *staged)
 
 
 @inlined
