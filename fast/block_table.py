@@ -1,6 +1,7 @@
 """Keep block tables, gather them in batch order, and compute slots from them."""
 
 from array import array
+from copy import deepcopy
 from operator import countOf
 from typing import Any, Final
 
@@ -110,7 +111,7 @@ class BlockTables:
         ranks = (cp_size, cp_rank, cp_interleave)
         groups, num_entries = self._lay_out(max_num_blocks_per_group, ranks, *of_groups)
         sizes = (block_sizes, max_num_reqs, max_num_batched_tokens, max_num_blocks_per_group)
-        self._arguments = (*sizes, self.device, *ranks, *of_groups)
+        self._arguments = deepcopy((*sizes, self.device, *ranks, *of_groups))
         shape = (len(groups), self.max_num_reqs)
         self._staged = StagedRows(groups, self.max_num_reqs, num_entries)
         # All groups are in one array, so that one launch processes them all.
@@ -283,15 +284,17 @@ class BlockTables:
             raise ValueError(
                 f"idx_mapping has {num_reqs} entries, expected at most {self.max_num_reqs}"
             )
-        check_entries("query_start_loc", query_start_loc, INT32, 1, num_reqs + 1, self.device)
-        check_tensor("positions", positions, INT64, 1, self.device)
         num_padded = check_int(
             "num_tokens_padded", num_tokens_padded, 0, self.max_num_batched_tokens
         )
+        if self._host is None or is_checked():
+            check_entries("query_start_loc", query_start_loc, INT32, 1, num_reqs + 1, self.device)
+            check_tensor("positions", positions, INT64, 1, self.device)
         if is_checked():
             self._check_tokens(idx_mapping, query_start_loc, positions, num_padded)
         if self._host is not None:
             self._notice_slot_writes()
+            # It checks dtypes and lengths too.
             self._host.fill_slots(idx_mapping, query_start_loc, positions, num_padded)
         else:
             places = plain("positions", positions)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import INT32, INT64, MAX_SIZE
+from fast._checks import INT32, INT64, MAX_SIZE, check_at_least
 from fast._native.compiler import (
     Int,
     Int32s,
@@ -26,7 +26,7 @@ from fast._native.compiler import (
     int64s_at,
     prefetch,
 )
-from fast._native.memory import check_written, locate, locate_words
+from fast._native.memory import check_written, locate
 from fast._native.slots import are_consecutive, fill_consecutive, slot_of, slot_on_rank
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 
@@ -161,13 +161,13 @@ class HostTables:
         `idx_mapping` is int32 or int64[at most max_num_reqs], `num_computed_tokens`
         int32[max_num_reqs], both on the CPU.
         """
-        _rows, rows_at = locate_words("idx_mapping", idx_mapping)
-        computed_at = (0, 0)
+        rows_at, rows = locate("idx_mapping", idx_mapping, idx_mapping.dtype)
+        computed_at = 0
         if num_computed_tokens is not None:
-            _computed, computed_at = locate_words("num_computed_tokens", num_computed_tokens)
-        batch = (*rows_at, idx_mapping.nelement(), *computed_at)
+            computed_at, _computed = locate("num_computed_tokens", num_computed_tokens, INT32)
+        batch = rows_at, rows.element_size() // 4, rows.nelement(), computed_at
         gather_on_host(
-            *self.rows, self._gathered.data_ptr(), *self._of_gathered, self._used, *batch
+            *batch, *self.rows, self._gathered.data_ptr(), *self._of_gathered, self._used
         )
 
     def fill_slots(
@@ -179,16 +179,18 @@ class HostTables:
     ) -> None:
         """Write the slots of a batch for every group, of at most `num_tokens_padded` tokens.
 
-        `idx_mapping` is int32 or int64[num_reqs], `query_start_loc` int32[at least num_reqs + 1]
-        and `positions` int64, all on the CPU.
+        `idx_mapping` is int32 or int64[num_reqs] on the CPU, `query_start_loc` must be
+        int32[at least num_reqs + 1] and `positions` int64 there; if not, nothing is written.
         """
-        _rows, (rows_at, rows_step) = locate_words("idx_mapping", idx_mapping)
-        starts_at, _starts = locate("query_start_loc", query_start_loc, INT32)
-        positions_at, _positions = locate("positions", positions, INT64)
-        num_tokens = min(positions.nelement(), num_tokens_padded)
-        batch = (rows_at, rows_step, idx_mapping.nelement(), starts_at, positions_at, num_tokens)
+        rows_at, rows = locate("idx_mapping", idx_mapping, idx_mapping.dtype)
+        num_reqs = rows.nelement()
+        starts_at, starts = locate("query_start_loc", query_start_loc, INT32)
+        positions_at, places = locate("positions", positions, INT64)
+        check_at_least("query_start_loc", starts.nelement(), num_reqs + 1)
+        batch = rows_at, rows.element_size() // 4, num_reqs, starts_at, positions_at
+        num_tokens, length = min(places.nelement(), num_tokens_padded), self._slots.shape[1]
         write_slots_of_groups(
-            *self.rows, *batch, self._slots.data_ptr(), self._slots.shape[1], self._used
+            *batch, num_tokens, *self.rows, self._slots.data_ptr(), length, self._used
         )
 
     def rewrite_tables(self) -> None:
@@ -416,11 +418,15 @@ def gather_row(
 
 
 @compiled(
-    f"void({ROWS}, int64, int32[:, ::1], int32[:, ::1], int32[::1], boolean[::1], int64[::1],"
-    " int64, int64, int64, int64, int64)",
+    f"void(int64, int64, int64, int64, {ROWS}, int64, int32[:, ::1], int32[:, ::1], int32[::1],"
+    " boolean[::1], int64[::1])",
     nogil=False,
 )
 def gather_on_host(
+    rows_at: int,
+    rows_step: int,
+    num_reqs: int,
+    computed_at: int,
     groups: Int64s,
     tables: Int32s,
     num_blocks: Int32s,
@@ -430,11 +436,6 @@ def gather_on_host(
     sources: Int32s,
     is_changed: Any,
     used: Int64s,
-    rows_at: int,
-    rows_step: int,
-    num_reqs: int,
-    computed_at: int,
-    computed_step: int,
 ) -> None:
     """Gather rows in batch order, and clear the rows past them that the last step wrote.
 
@@ -448,7 +449,7 @@ def gather_on_host(
     num_slots = num_blocks.shape[1]
     gathered = int32s_at(gathered_at, len(tables))
     rows = int32s_at(rows_at, num_reqs * rows_step + 1)
-    computed = int32s_at(computed_at, num_slots * computed_step + 1)
+    computed = int32s_at(computed_at, num_slots)
     for row in range(max(np.int64(num_reqs), used[0])):
         source, num_computed = np.int64(-1), np.int64(0)
         if row < num_reqs:
@@ -456,7 +457,7 @@ def gather_on_host(
         if source < 0 or source >= num_slots:
             source = np.int64(-1)
         elif computed_at != 0:
-            num_computed = np.int64(computed[source * computed_step])
+            num_computed = np.int64(computed[source])
         is_unchanged = source >= 0 and source == sources[row] and not is_changed[source]
         sources[row] = source
         for group in range(len(groups)):
@@ -512,19 +513,19 @@ def prefetch_row(groups: Int64s, tables: Int32s, slot: Int, position: Int) -> No
 
 
 @compiled(
-    f"void({ROWS}, int64, int64, int64, int64, int64, int64, int64, int64, int64[::1])",
+    f"void(int64, int64, int64, int64, int64, int64, {ROWS}, int64, int64, int64[::1])",
     nogil=False,
 )
 def write_slots_of_groups(
-    groups: Int64s,
-    tables: Int32s,
-    num_blocks: Int32s,
     rows_at: int,
     rows_step: int,
     num_reqs: int,
     starts_at: int,
     positions_at: int,
     num_tokens: int,
+    groups: Int64s,
+    tables: Int32s,
+    num_blocks: Int32s,
     slots_at: int,
     slots_of_group: int,
     used: Int64s,
