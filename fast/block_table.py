@@ -1,6 +1,7 @@
 """Keep block tables, gather them in batch order, and compute slots from them."""
 
 from array import array
+from copy import deepcopy
 from operator import countOf
 from typing import Any, Final
 
@@ -110,7 +111,7 @@ class BlockTables:
         ranks = (cp_size, cp_rank, cp_interleave)
         groups, num_entries = self._lay_out(max_num_blocks_per_group, ranks, *of_groups)
         sizes = (block_sizes, max_num_reqs, max_num_batched_tokens, max_num_blocks_per_group)
-        self._arguments = (*sizes, self.device, *ranks, *of_groups)
+        self._arguments = deepcopy((*sizes, self.device, *ranks, *of_groups))
         shape = (len(groups), self.max_num_reqs)
         self._staged = StagedRows(groups, self.max_num_reqs, num_entries)
         # All groups are in one array, so that one launch processes them all.
@@ -121,7 +122,8 @@ class BlockTables:
         slots_shape = (len(groups), self.max_num_batched_tokens)
         self._slots = make_full(slots_shape, PAD_SLOT_ID, np.int64, self.device)
         # The first arguments of every kernel.
-        self._rows = (torch.from_numpy(groups).to(self.device), self._tables, self._num_blocks)
+        constants = torch.empty(groups.shape, dtype=torch.int64, device=self.device)
+        self._rows = (constants.copy_(torch.from_numpy(groups)), self._tables, self._num_blocks)
         self._table_views: dict[int, tuple[torch.Tensor, ...]] = {}  # by number of rows
         self._slot_views: dict[int, torch.Tensor] = {}  # by number of tokens
         self._gathered_version = self._gathered._version  # noqa: SLF001  (torch names it so)
@@ -141,11 +143,12 @@ class BlockTables:
         """
         given = (req_index, new_block_ids, overwrite)
         values = self._join(*given)
+        if values is not None and self._staged.stage(values):
+            return
         for _ in range(MAX_TRIES):
-            if values is not None and self._staged.stage(*values.buffer_info()):
-                return
             # Raises, unless only the types were unusual, or another thread changes the rows.
-            values = self._check_appended(*given)
+            if self._staged.stage(self._check_appended(*given)):
+                return
         raise RuntimeError(f"other threads changed the rows in each of {MAX_TRIES} tries")
 
     def _join(
@@ -282,15 +285,17 @@ class BlockTables:
             raise ValueError(
                 f"idx_mapping has {num_reqs} entries, expected at most {self.max_num_reqs}"
             )
-        check_entries("query_start_loc", query_start_loc, INT32, 1, num_reqs + 1, self.device)
-        check_tensor("positions", positions, INT64, 1, self.device)
         num_padded = check_int(
             "num_tokens_padded", num_tokens_padded, 0, self.max_num_batched_tokens
         )
+        if self._host is None or is_checked():
+            check_entries("query_start_loc", query_start_loc, INT32, 1, num_reqs + 1, self.device)
+            check_tensor("positions", positions, INT64, 1, self.device)
         if is_checked():
             self._check_tokens(idx_mapping, query_start_loc, positions, num_padded)
         if self._host is not None:
             self._notice_slot_writes()
+            # It checks dtypes and lengths too.
             self._host.fill_slots(idx_mapping, query_start_loc, positions, num_padded)
         else:
             places = plain("positions", positions)
@@ -471,6 +476,6 @@ def _restore(cls: type[BlockTables], arguments: Any, rows: Any, staged: Any) -> 
     made = cls(*arguments)
     for tensor, values in zip(made._rows[1:], rows, strict=True):
         tensor.copy_(torch.from_numpy(values))
-    for array_of_copy, values in zip(made._staged.arrays[1:], staged, strict=True):
-        array_of_copy[...] = values
+    for own, values in zip(made._staged.arrays[1:], staged, strict=True):
+        np.copyto(own, values)
     return made

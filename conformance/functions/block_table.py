@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from hypothesis import strategies as st
 
@@ -78,12 +79,12 @@ class Session:
         self.sizes = np.array(made["block_sizes"], np.int64)
         self.rows, self.tokens = made["max_num_reqs"], made["max_num_batched_tokens"]
         self.widths = np.array(made["max_num_blocks_per_group"], np.int64)
+        self.lengths = np.zeros((2, len(self.sizes), self.rows), np.int64)
         ranks = np.where(made.get("dcp_sharded") or True, made.get("cp_size", 1), 1)
         has_slots = np.full(len(self.sizes), made.get("slot_mapping_enabled") or True)
         ends = self.widths * self.sizes * ranks
         # Positions from here on are in no column of some row.
         self.end = int(ends[has_slots].min(initial=2**40))
-        self.lengths = np.zeros((2, len(self.sizes), self.rows), np.int64)
         self.operations: list[Operation] = []
         self.number = self.on = 0
         self.next_id = 1
@@ -149,7 +150,7 @@ class Session:
         if has_computed:
             near = int((3 * self.sizes).max(initial=9))
             last = (near, min(int((self.widths * self.sizes).max(initial=9)), MAX_INT32))[kind % 2]
-            computed = rng.integers(0, min(last, MAX_INT32), self.rows, endpoint=True)
+            computed: Any = rng.integers(0, min(last, MAX_INT32), self.rows, endpoint=True)
             computed[rng.random(self.rows) < 0.1] = (0, MAX_INT32)[kind // 2]
             is_read = np.isin(np.arange(self.rows), slots)
             options["num_computed_tokens"] = np.where(is_read, computed, -1).astype(np.int32)
@@ -173,8 +174,8 @@ class Session:
             positions = (positions[starts[rows]] + run) % self.end
         # Those of dummies and of padding nobody reads.
         positions[slots[rows] < 0] = -1
-        positions = np.append(positions, [(7, -1, 2**40)[padding]] * (0, 1, 300)[more])
-        starts = np.append(starts, [(7, -1, MAX_INT32)[padding]] * (0, 0, 3)[more])
+        positions = np.append(positions, np.full((0, 1, 300)[more], (7, -1, 2**40)[padding]))
+        starts = np.append(starts, np.full((0, 0, 3)[more], (7, -1, MAX_INT32)[padding]))
         located = {"query_start_loc": starts.astype(np.int32), "positions": positions}
         options = {"idx_mapping": slots, **located, "num_tokens_padded": padded}
         return Operation("compute_slot_mappings", options)
@@ -264,10 +265,9 @@ def is_affordable(arguments: Arguments) -> bool:
 def too_large(arguments: Arguments, rng: random.Random) -> Arguments:
     """Let the tables, or the tables and the slots, have just more than 2**63 bytes."""
     width, tokens = rng.choice(((2**30 + 1, 1), (2**30, 2**29 + 1)))
-    made = {"max_num_reqs": MAX_INT32, "max_num_batched_tokens": tokens}
+    made: Arguments = {"max_num_reqs": MAX_INT32, "max_num_batched_tokens": tokens}
     made |= {"block_sizes": [1], "max_num_blocks_per_group": [width], "operations": []}
-    required = {name: arguments[name] for name in ("device",)}
-    return {**made, **required}
+    return {**made, "device": arguments["device"]}
 
 
 def shared_wrongly(arguments: Arguments, rng: random.Random) -> Arguments | None:
@@ -276,7 +276,8 @@ def shared_wrongly(arguments: Arguments, rng: random.Random) -> Arguments | None
         return None
     groups = len(arguments["block_sizes"])
     size, ranks, interleave = rng.choice(((4, 2, 3), (2**30, 2, 1), (4, 2, 8)))
-    made = {"block_sizes": [size] * groups, "cp_size": ranks, "cp_interleave": interleave}
+    made: Arguments = {"block_sizes": [size] * groups, "cp_size": ranks}
+    made |= {"cp_interleave": interleave}
     made |= {"cp_rank": 0, "dcp_sharded": [False] * (groups - 1) + [True]}
     return {**arguments, **made, "operations": []}
 
@@ -288,7 +289,7 @@ def one_more(arguments: Arguments, rng: random.Random) -> Arguments | None:
     if not widths:
         return None
     full = [[5] * width for width in widths[:-1]] + [[5] * (widths[-1] - 1)]
-    first, empty = appending(rows - 1, full, overwrite=True), [[]] * (len(widths) - 1)
+    first, empty = appending(rows - 1, full, overwrite=True), [list[int]()] * (len(widths) - 1)
     twice = np.zeros(2, np.int32)
     starts, positions = np.array([0, 1], np.int32), np.zeros(tokens, np.int64)
     slots = {"idx_mapping": twice[:1], "query_start_loc": starts, "positions": positions}
@@ -337,7 +338,7 @@ def a_long_session_is_like_a_short_one(target: Target, arguments: Arguments) -> 
     is_short = 5 <= len(operations) <= 20 and rows <= 4 and len(arguments["block_sizes"]) <= 3
     if not is_short:
         return  # it takes long
-    nothing = [[]] * len(arguments["block_sizes"])
+    nothing = [list[int]()] * len(arguments["block_sizes"])
     clears = [appending(slot, nothing, overwrite=True) for slot in range(rows)]
     many = {**arguments, "operations": [*operations[:10], *clears, APPLY] * 300}
     pair = Pair(dataclasses.replace(CONTRACTS[0], run=_results), target, many)
@@ -483,14 +484,58 @@ def _robustness(what: str) -> Difference:
     return Difference("block tables", what, "kept", "breaks a promise", Verdict.ROBUSTNESS)
 
 
+@dataclasses.dataclass
+class _Requests:
+    """Requests that come, grow and end, and the blocks that they own, behind their windows too."""
+
+    rng: np.random.Generator
+    size: int
+    reach: int
+    width: int
+    free: list[int]
+    computed: npt.NDArray[np.int32]
+    owned: dict[int, list[int]] = dataclasses.field(default_factory=dict)  # by slot; 0: free again
+
+    def step(self) -> list[Operation]:
+        """End some requests, let others come and grow; return what is appended."""
+        longest = self.width * self.size
+        for slot in [*self.owned]:
+            if self.computed[slot] == longest or self.rng.random() < 0.1:
+                self.free += filter(None, self.owned.pop(slot))
+        come = self.rng.random(len(self.computed)) < 0.7
+        return [self._grow(slot) for slot, comes in enumerate(come) if comes or slot in self.owned]
+
+    def _grow(self, slot: int) -> Operation:
+        is_new, row = slot not in self.owned, self.owned.setdefault(slot, [])
+        before = 0 if is_new else int(self.computed[slot])
+        after = min(before + int(self.rng.integers(2 * self.size + 1)), self.width * self.size)
+        self.computed[slot] = after
+        for k in range(min(max(after - self.reach, 0) // self.size, len(row))):
+            self.free += [row[k]] * (row[k] > 0)
+            row[k] = 0
+        needed = min(after // self.size + 1, self.width) - len(row)
+        at = [int(self.rng.integers(len(self.free) - k)) for k in range(max(needed, 0))]
+        row += (new := [self.free.pop(k) for k in at])
+        return appending(slot, [new, new], overwrite=is_new)
+
+
 def freed_blocks_are_not_read(target: Target, arguments: Arguments) -> None:
     """Attention over a cache that is NaN wherever a block is free has a finite result.
 
-    Requests come, grow, and end. What is behind the window of a request is free, and is given to
-    others. Attention reads every block that a row lists, with a weight of 0 outside the window.
+    What is behind the window of a request is free, and is given to others. Attention reads every
+    block that a row lists, with a weight of 0 outside the window.
     """
     rng = np.random.default_rng(len(arguments["operations"]) + arguments["max_num_reqs"])
     size, reach, width, num_slots = (int(rng.integers(1, most)) for most in (5, 9, 12, 6))
+    blocks, none = [*range(1, 1 + num_slots * width)], np.zeros(num_slots, np.int32)
+    requests = _Requests(rng, size, reach, width, blocks, none)
+    operations: list[Operation] = []
+    held: list[tuple[dict[int, list[int]], Any]] = []  # at each gather
+    for _ in range(20):
+        operations += [*requests.step(), APPLY]
+        slots = rng.permutation([*requests.owned])[: rng.integers(num_slots, endpoint=True)]
+        operations.append(gathering(slots, num_computed_tokens=requests.computed.copy()))
+        held.append(({int(s): [*requests.owned[s]] for s in slots}, requests.computed.copy()))
     made = {
         "block_sizes": [size, size],
         "max_num_reqs": num_slots,
@@ -499,56 +544,23 @@ def freed_blocks_are_not_read(target: Target, arguments: Arguments) -> None:
         "device": Device(),
         "sliding_window_reach": [reach, 0],
     }
-    free = [*range(1, 1 + num_slots * width)]
-    owned: dict[int, list[int]] = {}  # by request slot, 0 for a block that is free again
-    computed = np.zeros(num_slots, np.int32)
-    operations: list[Operation] = []
-    held: list[tuple[list[int], dict[int, list[int]], Any]] = []  # at each gather
-    for _ in range(20):
-        for slot in range(num_slots):
-            if slot in owned and (computed[slot] == width * size or rng.random() < 0.1):
-                free += filter(None, owned.pop(slot))
-        for slot in range(num_slots):
-            is_new = slot not in owned
-            if is_new and rng.random() < 0.3:
-                continue
-            row = owned.setdefault(slot, [])
-            before = 0 if is_new else int(computed[slot])
-            computed[slot] = rng.integers(before, min(before + 2 * size, width * size) + 1)
-            for k in range(max(int(computed[slot]) - reach, 0) // size):
-                if k < len(row) and row[k]:
-                    free.append(row[k])
-                    row[k] = 0
-            needed = min(-(-(int(computed[slot]) + 1) // size), width) - len(row)
-            new = [free.pop(int(rng.integers(len(free)))) for _ in range(max(needed, 0))]
-            row += new
-            operations.append(appending(slot, [new, new], overwrite=is_new))
-        slots = rng.permutation([*owned])[: rng.integers(len(owned), endpoint=True)].tolist()
-        operations += [APPLY, gathering(slots, num_computed_tokens=computed.copy())]
-        held.append((slots, {slot: [*row] for slot, row in owned.items()}, computed.copy()))
-    pair = Pair(CONTRACTS[0], target, {**made, "operations": operations})
     with target.running():
-        got = pair.outcome()
+        got = Pair(CONTRACTS[0], target, {**made, "operations": operations}).outcome()
     if got.error is not None:
         raise got.error
-    gathers = [
-        step.returned[0]
-        for one, step in zip(operations, got.value.steps, strict=True)
-        if one.method == "gather_block_tables"
-    ]
-    for (slots, rows, lens), table in zip(held, gathers, strict=True):
-        for slot, listed in zip(slots, table, strict=True):
+    played = zip(operations, got.value.steps, strict=True)
+    gathers = [s.returned[0] for one, s in played if one.method == "gather_block_tables"]
+    places = np.arange(width * size)
+    for (rows, computed), table in zip(held, gathers, strict=True):
+        for (slot, row), listed in zip(rows.items(), table, strict=True):
             cache = np.full((1 + num_slots * width, size), np.nan)
-            cache[[0, *rows[slot]]] = 1.0
-            places = np.arange(width * size)
-            is_seen = (places < lens[slot]) & (places >= lens[slot] - reach)
+            cache[[0, *row]] = 1.0
+            is_seen = (places < computed[slot]) & (places >= computed[slot] - reach)
             output = (is_seen * cache[listed].reshape(-1)).sum()
             assert output == is_seen.sum(), (
-                f"request slot {slot} with {lens[slot]} tokens reads free blocks: its row is "
-                f"{listed.tolist()}, its blocks are {rows[slot]}"
+                f"request slot {slot} with {computed[slot]} tokens reads free blocks: its row is "
+                f"{listed.tolist()}, its blocks are {row}"
             )
-            needed = {*places[is_seen] // size}
-            assert all(listed[k] == rows[slot][k] for k in needed), "it lacks blocks of its window"
 
 
 # Laws.
@@ -588,7 +600,8 @@ def _steps(batch: Batch, seed: int) -> Arguments:
     # A padded request has no row.
     busy = int(np.flatnonzero(batch.query_lens).max(initial=-1)) + 1
     mapping = np.array([slot if j < busy else -1 for j, slot in enumerate(slots)], np.int64)
-    located = {"query_start_loc": batch.query_start_loc(), "positions": batch.positions()}
+    located: Arguments = {"query_start_loc": batch.query_start_loc()}
+    located |= {"positions": batch.positions()}
     located |= {"idx_mapping": mapping, "num_tokens_padded": batch.num_actual_tokens}
     operations += [
         *(APPLY, gathering([], idx_mapping=mapping, num_reqs_padded=len(mapping))),

@@ -8,13 +8,14 @@ All groups are in one array, group after group; a group's tables are rows of one
 int64[G, 8], one row of constants for each group, whose columns are named here.
 """
 
+from array import array
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import INT32, INT64, MAX_SIZE
+from fast._checks import INT32, INT64, MAX_SIZE, check_at_least
 from fast._native.compiler import (
     Int,
     Int32s,
@@ -25,7 +26,7 @@ from fast._native.compiler import (
     int64s_at,
     prefetch,
 )
-from fast._native.memory import check_written, locate, locate_words
+from fast._native.memory import check_written, locate
 from fast._native.slots import are_consecutive, fill_consecutive, slot_of, slot_on_rank
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 
@@ -85,18 +86,17 @@ class StagedRows:
         self.first_changed = np.full(shape, UNCHANGED, np.int32)
         self.changed = np.zeros(len(groups) * max_num_reqs, np.int64)
         self.state = np.zeros(2, np.int64)
-        self.arrays = (
+        self.arrays: Any = (
             *(self.groups, self.blocks, self.counts, self.first_changed, self.changed),
             self.state,
         )
 
-    def stage(self, address: int, num_values: int) -> bool:
+    def stage(self, values: "array[int]") -> bool:
         """Stage a write: a request slot, whether it overwrites, the numbers of IDs, and the IDs.
 
-        They are int32[num_values] at `address`. Returns False, with nothing staged, if they are not
-        valid.
+        They are C ints. Returns False, with nothing staged, if they are not valid.
         """
-        return bool(stage(address, num_values, *self.arrays))
+        return stage(*values.buffer_info(), *self.arrays)  # type: ignore[no-any-return]  # a bool
 
     def pack(self) -> tuple[npt.NDArray[np.int32], int, int]:
         """Return the staged writes for a kernel, the number of changed rows, and of staged words.
@@ -105,7 +105,7 @@ class StagedRows:
         """
         num_changed, num_words = self.state.tolist()
         packed = np.empty(HEADER * num_changed + num_words, np.int32)
-        return packed[: pack(*self.arrays, packed)], num_changed, num_words
+        return packed[: pack(packed, *self.arrays)], num_changed, num_words
 
     def forget(self, num_words: int) -> None:
         forget(self.first_changed, self.changed, self.state, num_words)
@@ -153,7 +153,7 @@ class HostTables:
 
     def apply(self) -> None:
         """Apply the staged writes."""
-        apply_on_host(*self._staged.arrays, *self.rows[1:], self._is_changed)
+        apply_on_host(*self.rows[1:], self._is_changed, *self._staged.arrays)
 
     def gather(self, idx_mapping: torch.Tensor, num_computed_tokens: torch.Tensor | None) -> None:
         """Gather rows in batch order.
@@ -161,18 +161,16 @@ class HostTables:
         `idx_mapping` is int32 or int64[at most max_num_reqs], `num_computed_tokens`
         int32[max_num_reqs], both on the CPU.
         """
-        rows_at, rows_step, _rows = locate_words("idx_mapping", idx_mapping)
-        computed_at = computed_step = 0
+        rows_at, rows = locate("idx_mapping", idx_mapping, idx_mapping.dtype)
+        computed_at = 0
         if num_computed_tokens is not None:
-            computed_at, computed_step, _computed = locate_words(
-                "num_computed_tokens", num_computed_tokens
-            )
-        self.gather_at(rows_at, rows_step, idx_mapping.nelement(), computed_at, computed_step)
+            computed_at, _computed = locate("num_computed_tokens", num_computed_tokens, INT32)
+        self.gather_at(rows_at, rows.element_size() // 4, rows.nelement(), computed_at)
 
     def gather_at(self, *batch: int) -> None:
         """Gather the rows of a batch that is at these addresses; see `gather_on_host`."""
         gather_on_host(
-            *self.rows, self._gathered.data_ptr(), *self._of_gathered, self._used, *batch
+            *batch, *self.rows, self._gathered.data_ptr(), *self._of_gathered, self._used
         )
 
     def fill_slots(
@@ -184,21 +182,21 @@ class HostTables:
     ) -> None:
         """Write the slots of a batch for every group, of at most `num_tokens_padded` tokens.
 
-        `idx_mapping` is int32 or int64[num_reqs], `query_start_loc` int32[at least num_reqs + 1]
-        and `positions` int64, all on the CPU.
+        `idx_mapping` is int32 or int64[num_reqs] on the CPU, `query_start_loc` must be
+        int32[at least num_reqs + 1] and `positions` int64 there; if not, nothing is written.
         """
-        rows_at, rows_step, _rows = locate_words("idx_mapping", idx_mapping)
-        starts_at, _starts = locate("query_start_loc", query_start_loc, INT32)
-        positions_at, _positions = locate("positions", positions, INT64)
-        num_tokens = min(positions.nelement(), num_tokens_padded)
-        batch = (idx_mapping.nelement(), starts_at, positions_at, num_tokens)
-        self.fill_slots_at(rows_at, rows_step, *batch)
+        rows_at, rows = locate("idx_mapping", idx_mapping, idx_mapping.dtype)
+        num_reqs = rows.nelement()
+        starts_at, starts = locate("query_start_loc", query_start_loc, INT32)
+        positions_at, places = locate("positions", positions, INT64)
+        check_at_least("query_start_loc", starts.nelement(), num_reqs + 1)
+        batch = rows_at, rows.element_size() // 4, num_reqs, starts_at, positions_at
+        self.fill_slots_at(*batch, min(places.nelement(), num_tokens_padded))
 
     def fill_slots_at(self, *batch: int) -> None:
         """Write the slots of a batch that is at these addresses; see `write_slots_of_groups`."""
-        write_slots_of_groups(
-            *self.rows, *batch, self._slots.data_ptr(), self._slots.shape[1], self._used
-        )
+        slots_at, slots_of_group = self._slots.data_ptr(), self._slots.shape[1]
+        write_slots_of_groups(*batch, *self.rows, slots_at, slots_of_group, self._used)
 
     def rewrite_tables(self) -> None:
         """Have the next gather write all rows to their ends, whatever they contain."""
@@ -217,6 +215,20 @@ STAGED: Final = "int64[:, ::1], int32[::1], int32[:, ::1], int32[:, ::1], int64[
 
 ROWS: Final = "int64[:, ::1], int32[::1], int32[:, ::1]"
 """The signature of `HostTables.rows`."""
+
+
+@inlined
+def int32s_of(array: Int32s) -> Any:
+    """Return an array without its reference count.
+
+    A loop that passes an array to its parts updates the count each time: 40 ns for a row.
+    """
+    return int32s_at(array.ctypes.data, array.shape)
+
+
+@inlined
+def int64s_of(array: Int64s) -> Any:
+    return int64s_at(array.ctypes.data, array.shape)
 
 
 @inlined
@@ -278,15 +290,15 @@ def stage(
     return True
 
 
-@compiled(f"int64({STAGED}, int32[::1])", nogil=False)
+@compiled(f"int64(int32[::1], {STAGED})", nogil=False)
 def pack(
+    packed: Int32s,
     groups: Int64s,
     blocks: Int32s,
     counts: Int32s,
     first_changed: Int32s,
     changed: Int64s,
     state: Int64s,
-    packed: Int32s,
 ) -> Any:
     """Pack the staged writes for a kernel; return the number of words.
 
@@ -323,15 +335,15 @@ def forget(first_changed: Int32s, changed: Int64s, state: Int64s, num_words: int
 
 @inlined
 def apply_staged(
+    tables: Int32s,
+    num_blocks: Int32s,
+    is_changed: Any,
     groups: Int64s,
     blocks: Int32s,
     counts: Int32s,
     first_changed: Int32s,
     changed: Int64s,
     state: Int64s,
-    tables: Int32s,
-    num_blocks: Int32s,
-    is_changed: Any,
 ) -> None:
     """Copy what is staged to the tables, with nulls past the new end of a row.
 
@@ -354,20 +366,20 @@ def apply_staged(
     state[:] = 0
 
 
-@compiled(f"void({STAGED}, int32[::1], int32[:, ::1], boolean[::1])", nogil=False)
+@compiled(f"void(int32[::1], int32[:, ::1], boolean[::1], {STAGED})", nogil=False)
 def apply_on_host(
+    tables: Int32s,
+    num_blocks: Int32s,
+    is_changed: Any,
     groups: Int64s,
     blocks: Int32s,
     counts: Int32s,
     first_changed: Int32s,
     changed: Int64s,
     state: Int64s,
-    tables: Int32s,
-    num_blocks: Int32s,
-    is_changed: Any,
 ) -> None:
     staged = (groups, blocks, counts, first_changed, changed, state)
-    apply_staged(*staged, tables, num_blocks, is_changed)
+    apply_staged(tables, num_blocks, is_changed, *staged)
 
 
 @inlined
@@ -411,11 +423,15 @@ def gather_row(
 
 
 @compiled(
-    f"void({ROWS}, int64, int32[:, ::1], int32[:, ::1], int32[::1], boolean[::1], int64[::1],"
-    " int64, int64, int64, int64, int64)",
+    f"void(int64, int64, int64, int64, {ROWS}, int64, int32[:, ::1], int32[:, ::1], int32[::1],"
+    " boolean[::1], int64[::1])",
     nogil=False,
 )
 def gather_on_host(
+    rows_at: int,
+    rows_step: int,
+    num_reqs: int,
+    computed_at: int,
     groups: Int64s,
     tables: Int32s,
     num_blocks: Int32s,
@@ -425,11 +441,6 @@ def gather_on_host(
     sources: Int32s,
     is_changed: Any,
     used: Int64s,
-    rows_at: int,
-    rows_step: int,
-    num_reqs: int,
-    computed_at: int,
-    computed_step: int,
 ) -> None:
     """Gather rows in batch order, and clear the rows past them that the last step wrote.
 
@@ -438,10 +449,12 @@ def gather_on_host(
     the blocks of a request slot have changed since then other than by appending. `used[0]` is how
     many rows the last step wrote.
     """
+    groups, tables, num_blocks = int64s_of(groups), int32s_of(tables), int32s_of(num_blocks)
+    num_gathered, num_nulled = int32s_of(num_gathered), int32s_of(num_nulled)
     num_slots = num_blocks.shape[1]
     gathered = int32s_at(gathered_at, len(tables))
     rows = int32s_at(rows_at, num_reqs * rows_step + 1)
-    computed = int32s_at(computed_at, num_slots * computed_step + 1)
+    computed = int32s_at(computed_at, num_slots)
     for row in range(max(np.int64(num_reqs), used[0])):
         source, num_computed = np.int64(-1), np.int64(0)
         if row < num_reqs:
@@ -449,7 +462,7 @@ def gather_on_host(
         if source < 0 or source >= num_slots:
             source = np.int64(-1)
         elif computed_at != 0:
-            num_computed = np.int64(computed[source * computed_step])
+            num_computed = np.int64(computed[source])
         is_unchanged = source >= 0 and source == sources[row] and not is_changed[source]
         sources[row] = source
         for group in range(len(groups)):
@@ -505,19 +518,19 @@ def prefetch_row(groups: Int64s, tables: Int32s, slot: Int, position: Int) -> No
 
 
 @compiled(
-    f"void({ROWS}, int64, int64, int64, int64, int64, int64, int64, int64, int64[::1])",
+    f"void(int64, int64, int64, int64, int64, int64, {ROWS}, int64, int64, int64[::1])",
     nogil=False,
 )
 def write_slots_of_groups(
-    groups: Int64s,
-    tables: Int32s,
-    num_blocks: Int32s,
     rows_at: int,
     rows_step: int,
     num_reqs: int,
     starts_at: int,
     positions_at: int,
     num_tokens: int,
+    groups: Int64s,
+    tables: Int32s,
+    num_blocks: Int32s,
     slots_at: int,
     slots_of_group: int,
     used: Int64s,
@@ -528,6 +541,7 @@ def write_slots_of_groups(
     slots of each group the last step wrote. The tables of a step are not in a fast cache, so
     entries are prefetched.
     """
+    groups, tables = int64s_of(groups), int32s_of(tables)
     num_slots = num_blocks.shape[1]
     rows = int32s_at(rows_at, num_reqs * rows_step + 1)
     starts = int32s_at(starts_at, num_reqs + 1)

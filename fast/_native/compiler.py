@@ -129,13 +129,14 @@ class Inlined(Generic[P, R]):
         """Return the function for loops whose names have this suffix.
 
         Numba does not pass a loop's options on to the functions it calls, so `boundscheck` is set
-        here.
+        here. It is always inlined: to call one with several arrays takes 40 ns.
         """
         if suffix not in self._for_numba:
             from numba.extending import register_jitable  # noqa: PLC0415  (numba takes 0.3 s)
 
             function = _bind(self.py_func, suffix)
-            self._for_numba[suffix] = register_jitable(boundscheck=bool(suffix))(function)
+            options = {"boundscheck": bool(suffix), "forceinline": True}
+            self._for_numba[suffix] = register_jitable(**options)(function)
         return self._for_numba[suffix]
 
 

@@ -51,7 +51,7 @@ class HostStep:
         drafts = (at["draft_tokens"], 2 * num_drafts, 2, num_slots, num_drafts)
         tokens = (at["all_token_ids"], width, 1, num_slots, width)
         ids, following = (at["input_ids"], num_tokens), (at["next_prefill_tokens"], num_following)
-        self._slots, self._computed = (at["idx_mapping"], 1), computed
+        self._slots, self._computed = (at["idx_mapping"], 1), at["num_computed_tokens"]
         self._tokens = (at["query_start_loc"], at["positions"])
         written = (at["positions"], num_tokens, at["seq_lens"], num_slots)
         self._of_positions = (*starts, *computed, num_slots, *written)
@@ -70,7 +70,7 @@ class HostStep:
         """Prepare a step of rows that are in the buffers, of so many tokens and logits."""
         rows = (*self._slots, num_reqs)
         tables.apply()
-        tables.gather_at(*rows, *self._computed)
+        tables.gather_at(*rows, self._computed)
         write_positions(*rows, *self._of_positions)
         write_prefill_inputs(*rows, *self._of_prefill)
         indices = self._indices[:num_logits]
