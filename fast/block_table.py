@@ -465,7 +465,8 @@ def _check_bools(name: str, values: list[bool] | None, num_groups: int) -> list[
     return values
 
 
-def keep(views: dict[int, Any], size: int, view: Any) -> None:
+def keep(views: dict[Any, Any], size: Any, view: Any) -> None:
+    """Keep the views of a size, and forget others if there are too many."""
     if len(views) >= MAX_VIEWS:
         views.clear()
     views[size] = view

@@ -297,7 +297,7 @@ def is_affordable(arguments: Arguments) -> bool:
     widths = arguments["max_num_blocks_per_group"]
     more = [arguments[f"num_{what}_tokens"] for what in ("speculative", "lookahead")]
     columns = sum(max(one, 0) for one in (*widths, *more, sizes[2]))
-    return max(sizes[0], 0) * columns < 10**6 and sizes[1] < 10**6
+    return bool(max(sizes[0], 0) * columns < 10**6 and sizes[1] < 10**6)
 
 
 def two_rows_of_one_slot(arguments: Arguments, rng: random.Random) -> Arguments | None:

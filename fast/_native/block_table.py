@@ -167,11 +167,10 @@ class HostTables:
             computed_at, _computed = locate("num_computed_tokens", num_computed_tokens, INT32)
         self.gather_at(rows_at, rows.element_size() // 4, rows.nelement(), computed_at)
 
-    def gather_at(self, *batch: int) -> None:
+    def gather_at(self, *batch: Any) -> None:
         """Gather the rows of a batch that is at these addresses; see `gather_on_host`."""
-        gather_on_host(
-            *batch, *self.rows, self._gathered.data_ptr(), *self._of_gathered, self._used
-        )
+        of_gathered: Any = (self._gathered.data_ptr(), *self._of_gathered, self._used)
+        gather_on_host(*batch, *self.rows, *of_gathered)
 
     def fill_slots(
         self,
@@ -193,10 +192,10 @@ class HostTables:
         batch = rows_at, rows.element_size() // 4, num_reqs, starts_at, positions_at
         self.fill_slots_at(*batch, min(places.nelement(), num_tokens_padded))
 
-    def fill_slots_at(self, *batch: int) -> None:
+    def fill_slots_at(self, *batch: Any) -> None:
         """Write the slots of a batch that is at these addresses; see `write_slots_of_groups`."""
-        slots_at, slots_of_group = self._slots.data_ptr(), self._slots.shape[1]
-        write_slots_of_groups(*batch, *self.rows, slots_at, slots_of_group, self._used)
+        of_slots: Any = (self._slots.data_ptr(), self._slots.shape[1], self._used)
+        write_slots_of_groups(*batch, *self.rows, *of_slots)
 
     def rewrite_tables(self) -> None:
         """Have the next gather write all rows to their ends, whatever they contain."""
