@@ -169,8 +169,9 @@ class HostTables:
 
     def gather_at(self, *batch: Any) -> None:
         """Gather the rows of a batch that is at these addresses; see `gather_on_host`."""
-        of_gathered: Any = (self._gathered.data_ptr(), *self._of_gathered, self._used)
-        gather_on_host(*batch, *self.rows, *of_gathered)
+        of_gathered = (self._gathered.data_ptr(), *self._of_gathered, self._used)
+        arguments: Any = (*batch, *self.rows, *of_gathered)
+        gather_on_host(*arguments)
 
     def fill_slots(
         self,
@@ -194,8 +195,9 @@ class HostTables:
 
     def fill_slots_at(self, *batch: Any) -> None:
         """Write the slots of a batch that is at these addresses; see `write_slots_of_groups`."""
-        of_slots: Any = (self._slots.data_ptr(), self._slots.shape[1], self._used)
-        write_slots_of_groups(*batch, *self.rows, *of_slots)
+        of_slots = (self._slots.data_ptr(), self._slots.shape[1], self._used)
+        arguments: Any = (*batch, *self.rows, *of_slots)
+        write_slots_of_groups(*arguments)
 
     def rewrite_tables(self) -> None:
         """Have the next gather write all rows to their ends, whatever they contain."""
