@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from hypothesis import strategies as st
 
+from conformance.engine.runner import one_by_one
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.objects import Device, Operation, Twin, frozen
 from conformance.harness.pair import Found, Pair
@@ -213,61 +214,16 @@ def run(
     return found
 
 
-def one_by_one(worker: Worker, step: PreparedStep) -> Any:
-    """Prepare a step by the functions that `prepare_step` is defined by."""
-    twin, buffers, num_reqs = worker.twin, worker.buffers, len(step.idx_mapping)
-    num_rows, num_tokens = (step.options[f"num_{what}_padded"] for what in ("reqs", "tokens"))
-    total, num_logits = (int(x[num_reqs]) for x in (step.query_start_loc, step.cu_num_logits))
-    for name, padding, length in (
-        ("idx_mapping", -1, num_reqs),
-        ("query_start_loc", total, num_reqs + 1),
-        ("cu_num_logits", num_logits, num_reqs + 1),
-    ):
-        vector = getattr(buffers, name)
-        vector[...] = padding
-        vector[:length] = twin.array(getattr(step, name)[:length])
-    rows, starts = buffers.idx_mapping[:num_reqs], buffers.query_start_loc
-    computed, prefill_len = buffers.num_computed_tokens, buffers.prefill_len
-    worker.call("apply_staged_writes")
-    tables = worker.call(
-        "gather_block_tables",
-        idx_mapping=rows,
-        num_reqs_padded=num_rows,
-        num_computed_tokens=computed,
-    )
-    twin.function("prepare_pos_seq_lens")(
-        rows, starts, computed, buffers.positions, buffers.seq_lens
-    )
-    twin.function("prepare_prefill_inputs")(
-        *(buffers.input_ids, buffers.next_prefill_tokens, rows, starts),
-        *(buffers.all_token_ids, prefill_len, computed),
-    )
-    indices = twin.function("combine_sampled_and_draft_tokens")(
-        *(buffers.input_ids, rows, buffers.last_sampled_tokens, starts, buffers.seq_lens),
-        *(prefill_len, buffers.draft_tokens, buffers.cu_num_logits, num_logits),
-        step.options.get("num_new_sampled_tokens", 1),
-    )
-    buffers.logits_indices[:num_logits] = indices
-    slots = worker.call(
-        "compute_slot_mappings",
-        idx_mapping=rows,
-        query_start_loc=starts[: num_reqs + 1],
-        positions=buffers.positions,
-        num_tokens_padded=num_tokens,
-    )
-    rows, tokens = slice(num_rows), slice(num_tokens)
-    of_rows = [
-        getattr(buffers, name)[: num_rows + 1] for name in ("query_start_loc", "cu_num_logits")
-    ]
-    inputs = (buffers.positions[tokens], buffers.input_ids[tokens], indices)
-    return (tables, slots, buffers.idx_mapping[rows], *of_rows, buffers.seq_lens[rows], *inputs)
+def by_parts(worker: Worker, step: PreparedStep) -> Any:
+    rows = step.idx_mapping, step.query_start_loc, step.cu_num_logits
+    return one_by_one(worker.twin, worker.buffers, *rows, **step.options)
 
 
 def a_step_is_its_parts(target: Target, arguments: Arguments) -> None:
     parts = [name for name in PARTS if not target.offers(name)]
     if parts:
         return
-    contract = dataclasses.replace(CONTRACTS[0], run=functools.partial(run, prepare=one_by_one))
+    contract = dataclasses.replace(CONTRACTS[0], run=functools.partial(run, prepare=by_parts))
     pair = Pair(contract, target, arguments)
     at_once = Pair(CONTRACTS[0], target, arguments).outcome()
     parted = pair.outcome()
