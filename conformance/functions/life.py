@@ -69,7 +69,7 @@ plans = st.fixed_dictionaries(
             st.tuples(
                 st.integers(1, 20),
                 st.integers(1, 16),
-                sometimes,
+                st.sampled_from((None, 0, None, 0, 1, 2)),
                 st.sampled_from((6, 6, 5, 3, 1)),
             ),
             max_size=3,
@@ -80,8 +80,8 @@ plans = st.fixed_dictionaries(
         "chunk": st.sampled_from((NO_LIMIT, NO_LIMIT, 7, 5, 3, 2, 1)),
         "skips": sometimes,
         "admits": st.sampled_from((True, True, True, False)),
-        "accepts": st.integers(0, 3),
-        "drafts": st.integers(0, 3),
+        "accepts": st.sampled_from((1, 0, 2, 3)),
+        "drafts": st.sampled_from((3, 2, 1, 0)),
         "is_at_once": st.booleans(),
         "counts_first": st.booleans(),
     }
@@ -106,10 +106,11 @@ def lives(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
         max_model_len=longest,
         max_num_seqs=draw(st.integers(2, 5)),
         token_budget=draw(st.sampled_from((64, 18))),
-        num_speculative_tokens=draw(st.integers(0, 3)),
+        num_speculative_tokens=draw(st.sampled_from((2, 3, 0, 1))),
         padding=draw(st.sampled_from((1, 3, 4, 8))),
     )
-    drawn = draw(st.lists(plans, min_size=1, max_size=14))
+    least = draw(st.sampled_from((1, 1, 9)))
+    drawn = draw(st.lists(plans, min_size=least, max_size=14))
     scale = 4 if is_large else 1
     return st.just({"setup": setup, "steps": [*_scheduled(setup, drawn, scale)]})
 
