@@ -90,12 +90,13 @@ def _rehearse() -> None:
     starts.copy_to_gpu()
     lens.copy_to_gpu()
     positions = torch.tensor([5, 3, 4, 5, 0, 1, 2, 3], device="cpu")
-    tables = BlockTables([2, 4], 4, 8, 8, "cpu", pin_memory=False)
-    ids = [4, 5, 6, 7]
-    tables.append_block_ids([0, 1, 2], [[0, 1, 2, 4]] * 2, [ids, ids], [True] * 3)
-    tables.append_block_ids([], [[0]] * 2, [[]] * 2, [])
-    block_tables = tables.gather_block_tables(torch.arange(3, dtype=torch.int32, device="cpu"))
-    slots = tables.compute_slot_mappings(starts.gpu, positions)
+    tables = BlockTables([2, 4], 4, 8, [4, 2], "cpu")
+    rows = torch.arange(3, dtype=torch.int32, device="cpu")
+    for row in range(3):
+        tables.append_block_ids(row, [[4 + row, 7], [4 + row]], overwrite=True)
+    tables.apply_staged_writes()
+    block_tables = tables.gather_block_tables(rows, 3)
+    slots = tables.compute_slot_mappings(rows, starts.gpu, positions, 8)
     compute_slot_mapping(block_tables[0], starts.gpu, positions, 2)
     groups = [SimpleNamespace(layer_names=[name]) for name in ("0", "1")]
     batch = build_attn_metadata(
@@ -141,7 +142,7 @@ def _rehearse_inputs(starts: torch.Tensor, pos: torch.Tensor) -> None:
     lens, ids, tokens = starts.new_empty(3), starts.new_empty(8), starts.new_ones((3, 8))
     prepare_pos_seq_lens(rows, starts, computed, pos, lens)
     prefill_len = starts.new_tensor([4, 3, 4])
-    prepare_prefill_inputs(ids, tokens[:1, :3], rows, starts, tokens, prefill_len, computed)
+    prepare_prefill_inputs(ids, ids.new_ones((1, 3)), rows, starts, tokens, prefill_len, computed)
     drafts, logits = pos.new_ones((3, 2)), starts.new_tensor([0, 1, 4, 5])
     sampled = (rows, pos[:3], starts, lens, prefill_len, drafts)
     combine_sampled_and_draft_tokens(ids, *sampled, logits, 5)

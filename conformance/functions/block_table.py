@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import random
 from collections.abc import Callable
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ from conformance.harness.story import Difference, Verdict
 from conformance.laws import batch_laws as laws
 from conformance.laws.attention import attention_is_dense
 from conformance.laws.batch_laws import Description, Part
-from conformance.laws.batches import MAX_INT32, Batch, deferred
+from conformance.laws.batches import MAX_INT32, Batch, choices, deferred
 from reference import PAD_SLOT_ID
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ CELLS: Final = 10_000
 """The most entries of all tables of a session, of which copies are made after each operation."""
 
 LISTED: Final = 4097
-"""The most blocks that are appended to a row; those of several rows are at most a tenth."""
+"""The most blocks that are appended to a row."""
 
 VIEWS: Final = frozenset(
     {
@@ -46,20 +47,26 @@ VIEWS: Final = frozenset(
 """The methods that return views."""
 
 KINDS: Final = (
-    *("append", "gather", "slots") * 2,
-    *("move", "swap", "clear", "dummy_tables", "dummy_slots", "write"),
+    *("append", "append", "apply", "gather", "slots") * 2,
+    *("dummy_tables", "dummy_slots", "write"),
 )
 
 
-def appending(slots: list[int], blocks: list[Any], overwrite: list[bool]) -> Operation:
-    """Return the operation that appends blocks: a list for each group, and in it for each slot."""
-    arguments = {
-        "req_indices": slots,
-        "cu_num_new_blocks": [[0, *accumulate(map(len, of_slots))] for of_slots in blocks],
-        "new_block_ids": [[int(one) for ids in of_slots for one in ids] for of_slots in blocks],
-        "overwrite": overwrite,
-    }
+def appending(slot: int, blocks: list[Any], *, overwrite: bool) -> Operation:
+    """Return the operation that stages blocks: a list for each group."""
+    ids = [[int(one) for one in of_group] for of_group in blocks]
+    arguments = {"req_index": slot, "new_block_ids": ids, "overwrite": overwrite}
     return Operation("append_block_ids", arguments)
+
+
+APPLY: Final = Operation("apply_staged_writes", {})
+
+
+def gathering(slots: Any, **options: Any) -> Operation:
+    """Return the operation that gathers the rows of some slots, and none besides."""
+    idx_mapping = np.array(slots, np.int32)
+    given = {"idx_mapping": idx_mapping, "num_reqs_padded": len(idx_mapping)}
+    return Operation("gather_block_tables", {**given, **options})
 
 
 class Session:
@@ -71,8 +78,13 @@ class Session:
     def __init__(self, made: Arguments) -> None:
         self.sizes = np.array(made["block_sizes"], np.int64)
         self.rows, self.tokens = made["max_num_reqs"], made["max_num_batched_tokens"]
-        self.widths = -(-made["max_model_len"] // self.sizes)
+        self.widths = np.array(made["max_num_blocks_per_group"], np.int64)
         self.lengths = np.zeros((2, len(self.sizes), self.rows), np.int64)
+        ranks = np.where(made.get("dcp_sharded") or True, made.get("cp_size", 1), 1)
+        has_slots = np.full(len(self.sizes), made.get("slot_mapping_enabled") or True)
+        ends = self.widths * self.sizes * ranks
+        # Positions from here on are in no column of some row.
+        self.end = int(ends[has_slots].min(initial=2**40))
         self.operations: list[Operation] = []
         self.number = self.on = 0
         self.next_id = 1
@@ -97,76 +109,76 @@ class Session:
         found: int = ((0, 1, 2, -1)[at] if at < 4 else self.take(self.rows)) % self.rows
         return found
 
+    def slots(self, rng: np.random.Generator) -> Any:
+        """Return the request slots of some rows, with dummies or without."""
+        which, is_long, every = self.take(8), self.take(2), np.arange(self.rows)
+        number = rng.integers(self.rows, endpoint=True)
+        found: Any = (
+            *([self.row()], every, every, rng.permutation(every), every[:number]),
+            *(rng.permutation(every)[:number], [], rng.permutation(every)),
+        )[which]
+        slots = np.array(found, (np.int32, np.int64)[is_long])
+        if which >= 5:
+            slots[rng.random(len(slots)) < 0.3] = -1
+        return slots
+
     @property
     def rng(self) -> np.random.Generator:
         """What is left of the number, for larger contents."""
         return np.random.default_rng(self.number)
 
     def _append(self) -> Operation:
-        which, replaced, count, kind = (self.take(k) for k in (5, 4, 4, 3))
-        every, rng = np.arange(self.rows)[: (70, 70, 70, None)[self.take(4)]], self.rng
-        some = rng.permutation(self.rows)[: rng.integers(len(every), endpoint=True)]
-        one = [self.row()]
-        listed = (one, one, every, some, every[:0])[which]
-        is_new = rng.random(len(listed)) < (0.0, 1.0, 0.5, 0.5)[replaced]
-        blocks: list[Any] = []
+        replaced, count, kind, slot = self.take(3), self.take(5), self.take(3), self.row()
+        blocks, rng, overwrite = list[Any](), self.rng, replaced == 2
         for lengths, width in zip(self.lengths[self.on], self.widths.tolist(), strict=True):
-            room = width - np.where(is_new, 0, lengths[listed])
-            counts = (1, 2, width, rng.integers(0, 5, len(listed)))[count]
-            most = LISTED if len(listed) == 1 else LISTED // 10 // max(len(listed), 1)
-            counts = np.minimum(counts, np.minimum(room, most))
-            lengths[listed] = width - room + counts
-            total = int(counts.sum())
+            before = 0 if overwrite else int(lengths[slot])
+            number = min((1, 2, width, 0, int(rng.integers(0, 5)))[count], width - before, LISTED)
+            lengths[slot] = before + number
             first = (self.next_id, 0, MAX_INT32 - 8)[kind]
-            ids = np.arange(total) if not kind else rng.integers(0, 9, total)
-            self.next_id += total * (not kind)
-            blocks.append(np.split(first + ids, np.cumsum(counts))[: len(listed)])
-        return appending([*map(int, listed)], blocks, is_new.tolist())
+            self.next_id += number * (not kind)
+            blocks.append(first + (rng.integers(0, 9, number) if kind else np.arange(number)))
+        return appending(slot, blocks, overwrite=overwrite)
+
+    def _apply(self) -> Operation:
+        return APPLY
 
     def _gather(self) -> Operation:
-        which, every = self.take(8), np.arange(self.rows)
-        one, shuffled = [self.row()], self.rng.permutation(every)
-        number = self.rng.integers(self.rows, endpoint=True)
-        found: Any = (one, every, every, shuffled, shuffled, shuffled[:number], [], None)[which]
-        if found is None:
-            found = self.rng.integers(-1, self.rows, number)
-        return Operation("gather_block_tables", {"idx_mapping": np.array(found, np.int32)})
+        has_computed, kind, rng = self.take(3), self.take(4), self.rng
+        slots = self.slots(rng)
+        padded = (len(slots), self.rows, int(rng.integers(len(slots), self.rows, endpoint=True)))
+        options: Arguments = {"idx_mapping": slots, "num_reqs_padded": padded[self.take(3)]}
+        if has_computed:
+            near = int((3 * self.sizes).max(initial=9))
+            last = (near, min(int((self.widths * self.sizes).max(initial=9)), MAX_INT32))[kind % 2]
+            computed: Any = rng.integers(0, min(last, MAX_INT32), self.rows, endpoint=True)
+            computed[rng.random(self.rows) < 0.1] = (0, MAX_INT32)[kind // 2]
+            is_read = np.isin(np.arange(self.rows), slots)
+            options["num_computed_tokens"] = np.where(is_read, computed, -1).astype(np.int32)
+        return gathering([], **options)
 
     def _slots(self) -> Operation:
         count = self.some(1, self.tokens, most=self.tokens)
-        number = self.some(1, self.rows, most=self.rows)
-        has_padding, kind, rng = self.take(2), self.take(4), self.rng
-        starts = np.sort(rng.integers(0, count, number + 1, endpoint=True))
-        starts[-1] = starts[-1] if has_padding else count
+        padding, kind, more, rng = self.take(3), self.take(4), self.take(3), self.rng
+        slots = self.slots(rng)
+        starts = np.sort(rng.integers(0, count, len(slots) + 1, endpoint=True))
+        starts[-1] = count
         starts[0] = 0
-        last = int((self.widths * self.sizes).min(initial=2**40)) - 1
-        near = min(last, 3 * int(self.sizes.min(initial=9)))
-        positions = rng.integers(0, last if kind == 3 else near, count, endpoint=True)
+        count = int(starts[-1])
+        padded = (count, self.tokens, int(rng.integers(count, self.tokens, endpoint=True)))[padding]
+        near = min(self.end - 1, 3 * int(self.sizes.min(initial=9)))
+        last = self.end - 1 if kind == 3 else near
+        positions = rng.integers(0, last, count, endpoint=True)
+        rows = np.repeat(np.arange(len(slots)), np.diff(starts))
         if kind == 2:  # one after the other
-            first = np.searchsorted(starts, np.arange(count), side="right") - 1
-            run = np.arange(count) - starts[first]
-            positions = (positions[starts[first].clip(max=count - 1)] + run) % (last + 1)
-        positions[starts[-1] :] = (0, -1, 7)[kind % 3]  # of padding, which nobody reads
+            run = np.arange(count) - starts[rows]
+            positions = (positions[starts[rows]] + run) % self.end
+        # Those of dummies and of padding nobody reads.
+        positions[slots[rows] < 0] = -1
+        positions = np.append(positions, np.full((0, 1, 300)[more], (7, -1, 2**40)[padding]))
+        starts = np.append(starts, np.full((0, 0, 3)[more], (7, -1, MAX_INT32)[padding]))
         located = {"query_start_loc": starts.astype(np.int32), "positions": positions}
-        return Operation("compute_slot_mappings", located)
-
-    def _move(self) -> Operation:
-        src, dst = self.row(), self.row()
-        if src != dst:
-            lengths = self.lengths[self.on]
-            lengths[:, dst] = lengths[:, src]
-            lengths[:, src] = 0
-        return Operation("move_row", {"src": src, "dst": dst})
-
-    def _swap(self) -> Operation:
-        a, b = self.row(), self.row()
-        self.lengths[self.on][:, [a, b]] = self.lengths[self.on][:, [b, a]]
-        return Operation("swap_rows", {"a": a, "b": b})
-
-    def _clear(self) -> Operation:
-        row = self.row()
-        self.lengths[self.on][:, row] = 0
-        return Operation("clear_row", {"r": row})
+        options = {"idx_mapping": slots, **located, "num_tokens_padded": padded}
+        return Operation("compute_slot_mappings", options)
 
     def _dummy_tables(self) -> Operation:
         return Operation(
@@ -195,19 +207,33 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     tokens = min(draw(sizes(1, 4097, small=8)), 2 * CELLS // max(groups, 1))
     size = draw(st.sampled_from((*[None] * 9, 2**16, 2**26, MAX_INT32)))
     size = draw(sizes(1, small=4)) if size is None else size
-    longest = width * size - draw(st.sampled_from((0, 0, 1, size - 1)))
-    longest = max(1, min(longest, MAX_INT32))
-    others = st.sampled_from((size, size // 2, 2 * size, 3 * size, 16))
-    least = -(-longest * rows * groups // CELLS)
-    block_sizes = [max(1, least, min(draw(others), MAX_INT32)) for _ in range(groups - 1)]
-    made = {
-        "block_sizes": [size, *block_sizes][:groups],
+    others = st.sampled_from((size, max(1, size // 2), min(2 * size, MAX_INT32), 16))
+    widths = st.sampled_from((width, max(1, width // 2), 1))
+    block_sizes = [size, *(draw(others) for _ in range(groups - 1))][:groups]
+    made: Arguments = {
+        "block_sizes": block_sizes,
         "max_num_reqs": rows,
         "max_num_batched_tokens": tokens,
-        "max_model_len": longest,
+        "max_num_blocks_per_group": [width, *(draw(widths) for _ in range(groups - 1))][:groups],
         "device": Device(),
-        "pin_memory": draw(st.booleans()),
     }
+    kind, ranks, number = choices(
+        draw, ("plain", "windows", "windows", "ranks", "any"), (2, 3, 4, 7), range(2**10)
+    )
+    if kind in {"windows", "any"}:
+        reaches = (1, size, 2 * size + 1, 0, MAX_INT32)
+        found = [min(reaches[(number + k) % 5], MAX_INT32) for k in range(groups)]
+        made["sliding_window_reach"] = found
+    if kind in {"ranks", "any"}:
+        ranks = min(ranks, MAX_INT32 // max(block_sizes, default=1))
+        common = int(np.gcd.reduce([0, *block_sizes])) or 1
+        interleaves = [d for d in (1, 2, 4, common) if common % d == 0]
+        made |= {"cp_size": ranks, "cp_rank": number % ranks}
+        made["cp_interleave"] = interleaves[number % len(interleaves)]
+    if kind != "plain" and number % 3 == 0:
+        made["dcp_sharded"] = [(number >> k % 10) % 2 == 1 for k in range(groups)]
+    if kind != "plain" and number % 4 == 0:
+        made["slot_mapping_enabled"] = [(number >> k % 10) % 3 > 0 for k in range(groups)]
     number = st.integers(0, 2**24 - 1)  # greater ones are mostly small
     least = draw(st.sampled_from((0, 10, 20)))
     numbers = st.lists(st.tuples(st.sampled_from(KINDS), number), min_size=least, max_size=30)
@@ -230,41 +256,61 @@ def views(tables: Any, made: Arguments) -> Any:
 
 def is_affordable(arguments: Arguments) -> bool:
     """Return whether tables have few entries, or too many for any memory."""
-    block_sizes, length = arguments["block_sizes"], arguments["max_model_len"]
-    width = 1 + sum(-(-length // max(size, 1)) for size in block_sizes)
-    entries = arguments["max_num_reqs"] * width
-    entries += arguments["max_num_batched_tokens"] * (1 + len(block_sizes))
+    widths = [max(width, 1) for width in arguments["max_num_blocks_per_group"]]
+    entries = arguments["max_num_reqs"] * (1 + sum(widths))
+    entries += arguments["max_num_batched_tokens"] * (1 + len(widths))
     return not 10**6 < entries < 2**61
 
 
 def too_large(arguments: Arguments, rng: random.Random) -> Arguments:
     """Let the tables, or the tables and the slots, have just more than 2**63 bytes."""
     width, tokens = rng.choice(((2**30 + 1, 1), (2**30, 2**29 + 1)))
-    made = {"max_num_reqs": MAX_INT32, "max_model_len": width, "max_num_batched_tokens": tokens}
-    return {**arguments, **made, "block_sizes": [1], "operations": []}
+    made: Arguments = {"max_num_reqs": MAX_INT32, "max_num_batched_tokens": tokens}
+    made |= {"block_sizes": [1], "max_num_blocks_per_group": [width], "operations": []}
+    return {**made, "device": arguments["device"]}
 
 
-def listed_wrongly(arguments: Arguments, rng: random.Random) -> Arguments | None:
-    """List a row twice, let counts fall, or let a row outgrow its width, with the rest in order."""
-    rows, groups = arguments["max_num_reqs"], arguments["block_sizes"]
-    if not groups:
+def shared_wrongly(arguments: Arguments, rng: random.Random) -> Arguments | None:
+    """Let ranks share blocks of a size that the interleave does not divide, or of too many."""
+    if not arguments["block_sizes"]:
         return None
-    widths = [-(-arguments["max_model_len"] // size) for size in groups]
-    slots, counts, ids, flags = rng.choice(
+    groups = len(arguments["block_sizes"])
+    size, ranks, interleave = rng.choice(((4, 2, 3), (2**30, 2, 1), (4, 2, 8)))
+    made: Arguments = {"block_sizes": [size] * groups, "cp_size": ranks}
+    made |= {"cp_interleave": interleave}
+    made |= {"cp_rank": 0, "dcp_sharded": [False] * (groups - 1) + [True]}
+    return {**arguments, **made, "operations": []}
+
+
+def one_more(arguments: Arguments, rng: random.Random) -> Arguments | None:
+    """Let a row outgrow its width by what is staged, or a batch have what does not fit."""
+    rows, widths = arguments["max_num_reqs"], arguments["max_num_blocks_per_group"]
+    tokens = arguments["max_num_batched_tokens"]
+    if not widths:
+        return None
+    full = [[5] * width for width in widths[:-1]] + [[5] * (widths[-1] - 1)]
+    first, empty = appending(rows - 1, full, overwrite=True), [list[int]()] * (len(widths) - 1)
+    twice = np.zeros(2, np.int32)
+    starts, positions = np.array([0, 1], np.int32), np.zeros(tokens, np.int64)
+    slots = {"idx_mapping": twice[:1], "query_start_loc": starts, "positions": positions}
+    wrong = rng.choice(
         (
-            ([0, 0], [0, 0, 0], [], [True, True]),
-            ([0, 1, 2][:rows], [0, 1, 0, 1][: rows + 1], [5], [True] * min(rows, 3)),
-            ([rows - 1], [0, widths[-1] + 1], [5] * (widths[-1] + 1), [True]),
-            ([], [rng.choice((1, -1, False))], [], []),
-            ([], [0], [5], []),
+            [first, appending(rows - 1, [*empty, [5, 5]], overwrite=False)],
+            [gathering(twice[:rows], num_reqs_padded=rows - 1)],
+            [gathering(twice, num_reqs_padded=max(rows, 2))] * (rows > 1),
+            [Operation("compute_slot_mappings", {**slots, "num_tokens_padded": 0})],
+            [Operation("compute_slot_mappings", {**slots, "num_tokens_padded": tokens + 1})],
+            [
+                Operation(
+                    "compute_slot_mappings",
+                    {**slots, "positions": positions[:0], "num_tokens_padded": tokens},
+                )
+            ],
         )
     )
-    append = appending(slots, [[[]] * len(slots)] * len(groups), flags)
-    append.arguments["cu_num_new_blocks"][-1] = counts
-    append.arguments["new_block_ids"][-1] = ids
     operations = arguments["operations"]
     at = rng.randint(0, len(operations))
-    return {**arguments, "operations": [*operations[:at], append, *operations[at:]]}
+    return {**arguments, "operations": [*operations[:at], *wrong, *operations[at:]]}
 
 
 # Properties.
@@ -290,10 +336,11 @@ def a_long_session_is_like_a_short_one(target: Target, arguments: Arguments) -> 
     """The operations do the same when counters of a byte have wrapped."""
     operations, rows = arguments["operations"], arguments["max_num_reqs"]
     is_short = 5 <= len(operations) <= 20 and rows <= 4 and len(arguments["block_sizes"]) <= 3
-    if not (is_short and target.offers("BlockTables.clear_row")):
+    if not is_short:
         return  # it takes long
-    clears = [Operation("clear_row", {"r": r}) for r in range(rows)]
-    many = {**arguments, "operations": [*operations[:10], *clears] * 300}
+    nothing = [list[int]()] * len(arguments["block_sizes"])
+    clears = [appending(slot, nothing, overwrite=True) for slot in range(rows)]
+    many = {**arguments, "operations": [*operations[:10], *clears, APPLY] * 300}
     pair = Pair(dataclasses.replace(CONTRACTS[0], run=_results), target, many)
     difference = pair.comparison.difference(pair.expected().value, pair.outcome().value)
     if difference is not None:
@@ -305,38 +352,54 @@ def bad_entries_give_nothing(target: Target, arguments: Arguments) -> None:
     rows, before, sizes = (arguments[k] for k in ("max_num_reqs", "operations", "block_sizes"))
     if not target.has_checks or rows > 99:
         return
-    bad = np.array([rows, -2, MAX_INT32, *range(rows)][:rows], np.int32)
-    good = np.where((bad >= 0) & (bad < rows), bad, -1).astype(np.int32)
-    ends = [-(-arguments["max_model_len"] // size) * size for size in sizes]
-    found = [0, -1, *ends, 2**40, -(2**40)]
-    positions = np.array(found[: arguments["max_num_batched_tokens"]])
-    write = Operation("=", {"step": len(before), "value": -1 if len(before) % 2 else 3})
-    gathers = [Operation("gather_block_tables", {"idx_mapping": x}) for x in (good, bad)]
-    pair = Pair(CONTRACTS[0], target, {**arguments, "operations": [*before, gathers[0], write]})
-    expected = pair.expected().value
+    bad = np.array([rows, -2, MAX_INT32, *range(rows)][:rows], np.int64)
+    good = np.where((bad >= 0) & (bad < rows), bad, -1)
+    last, tokens = len(before), arguments["max_num_batched_tokens"]
+    write = Operation("=", {"step": last, "value": -1 if last % 2 else 3})
+    # A row with one block in each group.
+    owned = [appending(0, [[3]] * len(sizes), overwrite=True), APPLY]
+    ends = [w * size for w, size in zip(arguments["max_num_blocks_per_group"], sizes, strict=True)]
+    found = [0, -1, 2**40, -(2**40), 2**63 - 1, *ends][: max(tokens - 2, 0)]
+    positions = np.array([*found, 0, 0][:tokens])
     for beyond in (0, 1):  # more tokens than positions
-        starts = np.array([0, len(positions) + beyond], np.int32)
-        slots = {"query_start_loc": starts, "positions": positions}
-        operations = [*before, gathers[1], write, Operation("compute_slot_mappings", slots)]
-        pair = Pair(CONTRACTS[0], target, {**arguments, "operations": operations})
-        with target.running(checked=False):
-            got = pair.outcome()
-        if beyond and type(got.error) is ValueError:
+        ours = {**arguments, "operations": [*before, gathering(good), write, *owned]}
+        expected = Pair(CONTRACTS[0], target, ours).expected().value.steps[last].returned
+        starts = np.array([0, len(found), len(positions) + beyond], np.int32)
+        located = {"query_start_loc": starts, "positions": positions}
+        for slots in ([0, -2], [0, rows]):
+            located["idx_mapping"] = np.array(slots[: rows + 1], np.int32)
+            if rows < 2:
+                located |= {"idx_mapping": np.array([0]), "query_start_loc": starts[:2]}
+            slots_of = Operation("compute_slot_mappings", {**located, "num_tokens_padded": tokens})
+            operations = [*before, gathering(bad), write, *owned, slots_of]
+            pair = Pair(CONTRACTS[0], target, {**arguments, "operations": operations})
+            with target.running(checked=False):
+                got = pair.outcome()
+            assert got.error is None, f"raises {got.error!r} with checks off"
+            steps = got.value.steps
+            difference = pair.comparison.difference(expected, steps[last].returned)
+            if difference is not None:
+                raise Found(difference)
+            _check_few_slots(arguments, positions, len(found), steps[-1].returned)
+
+
+def _check_few_slots(arguments: Arguments, positions: Any, num_owned: int, slots: Any) -> None:
+    """Check the slots of a row with the block 3, and of a row that is not there."""
+    groups, ranks = len(arguments["block_sizes"]), arguments.get("cp_size", 1)
+    has_slots = arguments.get("slot_mapping_enabled") or [True] * groups
+    is_shared = arguments.get("dcp_sharded") or [True] * groups
+    for group, row in enumerate(slots.tolist()):
+        size, width = (arguments[k][group] for k in ("block_sizes", "max_num_blocks_per_group"))
+        if ranks > 1 and is_shared[group]:
             continue
-        assert got.error is None, f"raises {got.error!r} with checks off"
-        *_, gathered, _, last = got.value.steps
-        difference = pair.comparison.difference(expected.steps[-2].returned, gathered.returned)
-        if difference is not None:
-            raise Found(difference)
-        for size, end, table, row in zip(
-            sizes, ends, expected.results[-2], last.returned.tolist(), strict=True
-        ):
-            blocks = [int(table[0, p // size]) if 0 <= p < end else -1 for p in positions]
-            right = [
-                block * size + int(p) % size if block >= 0 else PAD_SLOT_ID
-                for block, p in zip(blocks, positions, strict=True)
-            ]
-            assert row == right, f"positions {positions.tolist()} have slots {row}, not {right}"
+        table = [3] + [0] * (width - 1)
+        right = [
+            table[p // size] * size + p % size if 0 <= p < width * size else PAD_SLOT_ID
+            for p in positions[:num_owned].tolist()
+        ]
+        right = right if has_slots[group] else [PAD_SLOT_ID] * len(right)
+        right += [PAD_SLOT_ID] * (len(row) - len(right))
+        assert row == right, f"positions {positions.tolist()} have slots {row}, not {right}"
 
 
 def _made(target: Target, arguments: Arguments, **changes: Any) -> Any:
@@ -358,22 +421,24 @@ def views_may_be_the_out_of_other_calls(target: Target, arguments: Arguments) ->
     with target.running():
         slots = tables.get_dummy_slot_mappings(arguments["max_num_batched_tokens"])
         target.function(fillers[0])(ones[None], starts, ones.long(), 2, out=slots[-1])
-        tables.compute_slot_mappings(starts[:1], ones[:0].long())
+        tables.compute_slot_mappings(ones[:0], starts[:1], ones[:0].long(), 0)
         assert bool((slots == PAD_SLOT_ID).all()), "slots of another call stay"
-        [table, *_] = tables.gather_block_tables(ones - 1)
+        [table, *_] = tables.gather_block_tables(ones - 1, 1)
         target.function(fillers[1])(torch.ones_like(table), one_row, out=table)
         assert bool((table == 1).all()), "another call does not write into a gathered table"
-        tables.gather_block_tables(ones - 1)
+        tables.gather_block_tables(ones - 1, 1)
         assert not bool(table.any()), "blocks of another call stay"
 
 
 def tables_are_on_their_device(target: Target, arguments: Arguments) -> None:
-    """Tables are made on the requested device; those of 2**55 bytes take no more."""
-    changes = {"block_sizes": [1], "max_num_reqs": 2**22, "max_model_len": MAX_INT32}
-    tables = _made(target, arguments, device="meta", **changes)
-    found = *tables.get_dummy_block_tables(2**22), tables.get_dummy_slot_mappings(1)
+    """Tables are made on the requested device."""
+    changes = {"block_sizes": [1], "max_num_reqs": 9, "max_num_blocks_per_group": [7]}
+    made = {"max_num_batched_tokens": 5, "operations": [], "device": None}
+    tables = _made(target, made, **changes, device="meta") if arguments else None
+    assert tables is not None
+    found = *tables.get_dummy_block_tables(8), tables.get_dummy_slot_mappings(1)
     kinds = [(one.device.type, one.dtype, tuple(one.shape)) for one in found]
-    shapes = (torch.int32, (2**22, MAX_INT32)), (torch.int64, (1, 1))
+    shapes = (torch.int32, (8, 7)), (torch.int64, (1, 1))
     if kinds != [("meta", *shape) for shape in shapes]:
         raise Found(_robustness(f"on the device meta they are {kinds}"))
 
@@ -386,12 +451,11 @@ def interrupted_operations_happen_or_not(target: Target, arguments: Arguments) -
     changing = [k for k, one in enumerate(operations) if not one.on and one.method not in left_out]
     if not changing or rows > 9 or target.kind == "cuda":
         return
-    at = rng.choice(changing)
-    gather = Operation("gather_block_tables", {"idx_mapping": np.arange(rows, dtype=np.int32)})
-    blocks = [[[50]]] * len(arguments["block_sizes"])
+    at, every = rng.choice(changing), range(rows)
+    blocks = [[50]] * len(arguments["block_sizes"])
     # Some are refused, since the row is full.
-    appends = [appending([row], blocks, [False]) for row in [*range(rows)] * 3]
-    later = [gather, *appends, gather]
+    appends = [appending(row, blocks, overwrite=False) for row in [*every] * 3]
+    later = [gathering(every), APPLY, gathering(every), *appends, APPLY, gathering(every)]
     interrupt = Interrupt(str(Path(target.implementation.file).parent), 0)
 
     def interrupted(k: int, call: Callable[[], Any]) -> Any:
@@ -420,6 +484,85 @@ def _robustness(what: str) -> Difference:
     return Difference("block tables", what, "kept", "breaks a promise", Verdict.ROBUSTNESS)
 
 
+@dataclasses.dataclass
+class _Requests:
+    """Requests that come, grow and end, and the blocks that they own, behind their windows too."""
+
+    rng: np.random.Generator
+    size: int
+    reach: int
+    width: int
+    free: list[int]
+    computed: npt.NDArray[np.int32]
+    owned: dict[int, list[int]] = dataclasses.field(default_factory=dict)  # by slot; 0: free again
+
+    def step(self) -> list[Operation]:
+        """End some requests, let others come and grow; return what is appended."""
+        longest = self.width * self.size
+        for slot in [*self.owned]:
+            if self.computed[slot] == longest or self.rng.random() < 0.1:
+                self.free += filter(None, self.owned.pop(slot))
+        come = self.rng.random(len(self.computed)) < 0.7
+        return [self._grow(slot) for slot, comes in enumerate(come) if comes or slot in self.owned]
+
+    def _grow(self, slot: int) -> Operation:
+        is_new, row = slot not in self.owned, self.owned.setdefault(slot, [])
+        before = 0 if is_new else int(self.computed[slot])
+        after = min(before + int(self.rng.integers(2 * self.size + 1)), self.width * self.size)
+        self.computed[slot] = after
+        for k in range(min(max(after - self.reach, 0) // self.size, len(row))):
+            self.free += [row[k]] * (row[k] > 0)
+            row[k] = 0
+        needed = min(after // self.size + 1, self.width) - len(row)
+        at = [int(self.rng.integers(len(self.free) - k)) for k in range(max(needed, 0))]
+        row += (new := [self.free.pop(k) for k in at])
+        return appending(slot, [new, new], overwrite=is_new)
+
+
+def freed_blocks_are_not_read(target: Target, arguments: Arguments) -> None:
+    """Attention over a cache that is NaN wherever a block is free has a finite result.
+
+    What is behind the window of a request is free, and is given to others. Attention reads every
+    block that a row lists, with a weight of 0 outside the window.
+    """
+    rng = np.random.default_rng(len(arguments["operations"]) + arguments["max_num_reqs"])
+    size, reach, width, num_slots = (int(rng.integers(1, most)) for most in (5, 9, 12, 6))
+    blocks, none = [*range(1, 1 + num_slots * width)], np.zeros(num_slots, np.int32)
+    requests = _Requests(rng, size, reach, width, blocks, none)
+    operations: list[Operation] = []
+    held: list[tuple[dict[int, list[int]], Any]] = []  # at each gather
+    for _ in range(20):
+        operations += [*requests.step(), APPLY]
+        slots = rng.permutation([*requests.owned])[: rng.integers(num_slots, endpoint=True)]
+        operations.append(gathering(slots, num_computed_tokens=requests.computed.copy()))
+        held.append(({int(s): [*requests.owned[s]] for s in slots}, requests.computed.copy()))
+    made = {
+        "block_sizes": [size, size],
+        "max_num_reqs": num_slots,
+        "max_num_batched_tokens": 1,
+        "max_num_blocks_per_group": [width, width],
+        "device": Device(),
+        "sliding_window_reach": [reach, 0],
+    }
+    with target.running():
+        got = Pair(CONTRACTS[0], target, {**made, "operations": operations}).outcome()
+    if got.error is not None:
+        raise got.error
+    played = zip(operations, got.value.steps, strict=True)
+    gathers = [s.returned[0] for one, s in played if one.method == "gather_block_tables"]
+    places = np.arange(width * size)
+    for (rows, computed), table in zip(held, gathers, strict=True):
+        for (slot, row), listed in zip(rows.items(), table, strict=True):
+            cache = np.full((1 + num_slots * width, size), np.nan)
+            cache[[0, *row]] = 1.0
+            is_seen = (places < computed[slot]) & (places >= computed[slot] - reach)
+            output = (is_seen * cache[listed].reshape(-1)).sum()
+            assert output == is_seen.sum(), (
+                f"request slot {slot} with {computed[slot]} tokens reads free blocks: its row is "
+                f"{listed.tolist()}, its blocks are {row}"
+            )
+
+
 # Laws.
 
 
@@ -435,43 +578,33 @@ def _steps(batch: Batch, seed: int) -> Arguments:
         "block_sizes": groups,
         "max_num_reqs": rows,
         "max_num_batched_tokens": max(batch.num_actual_tokens, 1),
-        "max_model_len": longest,
+        "max_num_blocks_per_group": [-(-longest // one) for one in groups],
         "device": Device(),
-        "pin_memory": False,
     }
     tables = [rng.integers(0, 99, (rows, -(-longest // one))) for one in groups]
     own, columns = tables[len(groups) // 2], batch.block_table.shape[1]
     own[: batch.num_reqs, :columns] = batch.block_table[: batch.num_reqs, : own.shape[1]]
     needed = [-(-batch.seq_lens // one) for one in groups]
-    blocks = [
-        [row[:n].tolist() for row, n in zip(table, counts, strict=False)]
-        for table, counts in zip(tables, needed, strict=True)
-    ]
     slots = rng.permutation(rows)[: batch.num_reqs].tolist()
-    halves = [[row[: len(row) // 2] for row in one[::2]] for one in blocks]
-    rests = [[row[0 if j % 2 else len(row) // 2 :] for j, row in enumerate(one)] for one in blocks]
-    is_odd = [j % 2 == 1 for j in range(len(slots))]
-    full = [[[9] * table.shape[1]] * rows for table in tables]
-    every = np.arange(rows, dtype=np.int32)
+    full = [[9] * table.shape[1] for table in tables]
     operations = [
-        appending(every.tolist(), full, [True] * rows),
-        Operation("gather_block_tables", {"idx_mapping": every}),
-        appending(slots[::2], halves, [True] * len(halves[0])),
-        appending(slots, rests, is_odd),
+        *(appending(slot, full, overwrite=True) for slot in range(rows)),
+        *(APPLY, gathering(range(rows))),
     ]
-    a, b = rng.integers(rows, size=2).tolist()
-    operations.append(Operation("swap_rows", {"a": a, "b": b}))
-    slots = [{a: b, b: a}.get(slot, slot) for slot in slots]
-    if slots:
-        free = min({*range(rows)} - {*slots})
-        operations.append(Operation("move_row", {"src": slots[0], "dst": free}))
-        slots[0] = free
+    for j, slot in enumerate(slots):
+        blocks = [table[j, : counts[j]] for table, counts in zip(tables, needed, strict=True)]
+        cut = 0 if j % 2 else len(blocks[0]) // 2
+        operations.append(appending(slot, [row[:cut] for row in blocks], overwrite=True))
+        operations += [APPLY] * (j % 3 == 0)
+        operations.append(appending(slot, [row[cut:] for row in blocks], overwrite=False))
     # A padded request has no row.
     busy = int(np.flatnonzero(batch.query_lens).max(initial=-1)) + 1
-    mapping = [slot if j < busy else -1 for j, slot in enumerate(slots)]
-    located = {"query_start_loc": batch.query_start_loc(), "positions": batch.positions()}
+    mapping = np.array([slot if j < busy else -1 for j, slot in enumerate(slots)], np.int64)
+    located: Arguments = {"query_start_loc": batch.query_start_loc()}
+    located |= {"positions": batch.positions()}
+    located |= {"idx_mapping": mapping, "num_tokens_padded": batch.num_actual_tokens}
     operations += [
-        Operation("gather_block_tables", {"idx_mapping": np.array(mapping, np.int32)}),
+        *(APPLY, gathering([], idx_mapping=mapping, num_reqs_padded=len(mapping))),
         Operation("compute_slot_mappings", located),
     ]
     return {**made, "operations": operations}
@@ -493,14 +626,14 @@ CONTRACTS = [
         has_kernel=True,
         examples=0.5,
         is_affordable=is_affordable,
-        specials=(too_large, listed_wrongly),
-        checked_only=r"but positions has",
+        specials=(too_large, shared_wrongly, one_more),
         properties=(
             a_long_session_is_like_a_short_one,
             bad_entries_give_nothing,
             views_may_be_the_out_of_other_calls,
             tables_are_on_their_device,
             interrupted_operations_happen_or_not,
+            freed_blocks_are_not_read,
         ),
         laws=(
             laws.slots_are_distinct,
@@ -516,10 +649,23 @@ CONTRACTS = [
         hard_cases={
             "several groups, of different blocks": lambda args: len({*args["block_sizes"]}) > 1,
             "more than 256 blocks are appended to a row": lambda args: any(
-                len(ids) > 256 and not one.arguments["overwrite"][0]
+                len(ids) > 256 and not one.arguments["overwrite"]
                 for one in args["operations"]
-                if one.method == "append_block_ids" and len(one.arguments["req_indices"]) == 1
+                if one.method == "append_block_ids"
                 for ids in one.arguments["new_block_ids"]
+            ),
+            "a window cuts rows": lambda args: (
+                args.get("cp_size", 1) == 1
+                and any(args.get("sliding_window_reach") or ())
+                and sum("num_computed_tokens" in one.arguments for one in args["operations"]) > 1
+            ),
+            "ranks share some groups": lambda args: (
+                args.get("cp_size", 1) > 1 and len({*(args.get("dcp_sharded") or ())}) == 2
+            ),
+            "two writes of a row are staged": lambda args: any(
+                one.method == after.method == "append_block_ids"
+                and one.arguments["req_index"] == after.arguments["req_index"]
+                for one, after in itertools.pairwise(args["operations"])
             ),
             "more than 1,024 tokens": lambda args: args["max_num_batched_tokens"] > 1024,
         },

@@ -1,10 +1,10 @@
-"""Compute the slots of a batch, for one block table or for all KV cache groups.
+"""Compute the slots of a batch for one block table, and the parts of it for other loops.
 
 The loops do not slice arrays: a slice updates the reference count of the array's memory, which
 takes four times as long as a token.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from fast._native.compiler import (
     inlined,
     int32s_at,
     int64s_at,
-    prefetch,
 )
 from fast._native.memory import (
     as_written_array,
@@ -28,9 +27,6 @@ from fast._native.memory import (
     plain,
 )
 from fast.sentinels import PAD_SLOT_ID
-
-AHEAD: Final = 16
-"""How many requests ahead entries of the table are prefetched."""
 
 
 def fill_slots(
@@ -93,6 +89,34 @@ def slot_of(
     if block_id < 0:
         return np.int64(PAD_SLOT_ID)
     return block_id * block_size + (position - np.int64(column) * block_size)
+
+
+@inlined
+def slot_on_rank(
+    blocks: Int32s,
+    start: Int,
+    step: Int,
+    num_blocks: Int,
+    block_size: Int,
+    kernel_size: Int,
+    world: Int,
+    rank: Int,
+    interleave: Int,
+    position: Int,
+) -> Any:
+    """Return the slot of one position on a rank of several, -1 if it has none there."""
+    virtual_size = block_size * world
+    inner = position % virtual_size
+    if position < 0 or inner // interleave % world != rank:
+        return np.int64(PAD_SLOT_ID)
+    offset = inner // (world * interleave) * interleave + inner % interleave
+    column = position // virtual_size * (block_size // kernel_size) + offset // kernel_size
+    if column >= num_blocks:
+        return np.int64(PAD_SLOT_ID)
+    block_id = np.int64(blocks[np.uint64(start + column * step)])
+    if block_id < 0:
+        return np.int64(PAD_SLOT_ID)
+    return block_id * kernel_size + offset % kernel_size
 
 
 @inlined
@@ -176,8 +200,6 @@ def write_slots(
         return False
     last_block = (num_reqs - 1) * row_stride + (num_columns - 1) * column_stride
     blocks = int32s_at(table_address, last_block + 1 if num_reqs * num_columns else 0)
-    virtual_size = block_size * world
-    in_one = block_size // kernel_size
     token = np.int64(0)
     for request in range(num_reqs):
         end = min(np.int64(starts[request + 1]), np.int64(num_positions))
@@ -194,106 +216,9 @@ def write_slots(
             token = end
             continue
         for at in range(token, end):
-            position = positions[at]
-            slots[at] = PAD_SLOT_ID
-            inner = position % virtual_size
-            if position < 0 or inner // interleave % world != rank:
-                continue
-            offset = inner // (world * interleave) * interleave + inner % interleave
-            column = position // virtual_size * in_one + offset // kernel_size
-            if column < num_columns and blocks[start + column * column_stride] >= 0:
-                block_id = np.int64(blocks[start + column * column_stride])
-                slots[at] = block_id * kernel_size + offset % kernel_size
+            place = (kernel_size, world, rank, interleave, positions[at])
+            slots[at] = slot_on_rank(blocks, start, column_stride, num_columns, block_size, *place)
         token = end
     for at in range(np.uint64(token), np.uint64(len(slots))):
         slots[at] = PAD_SLOT_ID
-    return True
-
-
-@inlined
-def fill_first_slots(
-    tables: Int32s,
-    groups: Int64s,
-    starts: Int32s,
-    positions: Int64s,
-    slots: Int64s,
-    slots_of_group: Int,
-) -> None:
-    """Write the slots of each request's first token, for every group.
-
-    The tables of a step are not in a fast cache. So entries are prefetched, and there is no
-    unpredictable branch, such as whether there is a second token: it would delay the loads after
-    it. 1024 mixed requests take a fifth less time, 4096 a quarter.
-    """
-    token = np.int64(0)
-    for request in range(len(starts) - 1):
-        end = min(np.int64(starts[request + 1]), np.int64(len(positions)))
-        if token >= end:
-            continue
-        # Unsigned, a negative start becomes the last token: a needless prefetch does no harm.
-        then = min(request + AHEAD, len(starts) - 2)
-        later = np.uint64(positions[min(np.uint64(starts[then]), np.uint64(len(positions) - 1))])
-        for group in range(len(groups)):
-            width, block_size = groups[group, 1], groups[group, 2]
-            column = later // np.uint64(block_size)
-            prefetch(tables, groups[group, 0] + then * width + np.int64(column))
-            row = (groups[group, 0] + request * width, 1, width, block_size)
-            here = np.uint64(group * slots_of_group + token)
-            slots[here] = slot_of(tables, *row, positions[token])
-        token = end
-
-
-@compiled(
-    "boolean(int64, int64, int64[:, ::1], int64, int64, int64, int64, int64, int64, int64[::1])",
-    nogil=False,
-)
-def write_slots_of_groups(
-    tables_address: int,
-    num_entries: int,
-    groups: Int64s,
-    starts_address: int,
-    num_reqs: int,
-    positions_address: int,
-    num_positions: int,
-    slots_address: int,
-    slots_of_group: int,
-    used: Int64s,
-) -> bool:
-    """Write the slots of a batch for every group, and -1 past them where the last step wrote.
-
-    Returns whether there are as many positions as tokens; otherwise nothing is written. The tables,
-    int32[num_entries], are laid out as in `fast.kernels.block_table`; a group's slots, int64, begin
-    `slots_of_group` after those of the group before. `used[1]` is how many slots of each group the
-    last step wrote.
-    """
-    tables = int32s_at(tables_address, num_entries)
-    slots = int64s_at(slots_address, slots_of_group * len(groups))
-    starts = int32s_at(starts_address, num_reqs + 1)
-    positions = int64s_at(positions_address, num_positions)
-    if starts[num_reqs] > num_positions:
-        return False
-    fill_first_slots(tables, groups, starts, positions, slots, slots_of_group)
-    token = np.int64(0)
-    for request in range(num_reqs):
-        end = min(np.int64(starts[request + 1]), np.int64(num_positions))
-        if end <= token + 1:
-            token = max(token, end)
-            continue
-        is_run = are_consecutive(positions, token, end)
-        for group in range(len(groups)):
-            width, block_size = groups[group, 1], groups[group, 2]
-            row = (groups[group, 0] + request * width, 1, width, block_size)
-            here = group * slots_of_group
-            if is_run:
-                fill_consecutive(tables, *row, positions[token], slots, here + token, here + end)
-                continue
-            for at in range(np.uint64(token), np.uint64(end)):
-                slots[np.uint64(here) + at] = slot_of(tables, *row, positions[at])
-        token = end
-    last = max(np.int64(num_positions), used[1])
-    for group in range(len(groups)):
-        here = group * slots_of_group
-        for at in range(np.uint64(here + token), np.uint64(here + last)):
-            slots[at] = PAD_SLOT_ID
-    used[1] = num_positions
     return True

@@ -1,157 +1,145 @@
 """Kernels for block tables and slots.
 
 All KV cache groups are in one array, group after group; a group's tables are rows of one width.
-`groups[g]` is `(offset of its first row, width, block size)`.
+`groups[g]` are the constants of a group; `fast._native.block_table` names the columns.
 
 Indices from the caller's data are compared with the bounds before they are used: numba wraps a
 negative index, and does not check one that is too large.
 
-For `BlockTables` the host keeps rows, columns and tokens below 2**31, positions in a row below
-2**32. A caller's own table may have more columns and more slots, but not more requests. Offsets of
-rows, and slots, take 64 bits.
+For `BlockTables` the host keeps rows, columns and tokens below 2**31. A caller's own table may have
+more columns and more slots, but not more requests. Offsets of rows, and slots, take 64 bits.
 """
 
 import numpy as np
 
+from fast._native.block_table import (
+    HAS_SLOTS,
+    HEADER,
+    INTERLEAVE,
+    OFFSET,
+    RANK,
+    RANKS,
+    REACH,
+    SIZE,
+    WIDTH,
+)
 from fast._native.compiler import Int32s, Int64s
 from fast.kernels.cuda import cuda, device_function, kernel
 from fast.kernels.unsigned import divide
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 
 
-@kernel("void(int32[::1], int32[:, ::1], int64[:, ::1], int64[::1], int64)")
-def append_block_ids(
-    tables: Int32s, num_blocks: Int32s, groups: Int64s, plan: Int64s, num_listed: int
+@device_function
+def apply_changed_row(
+    groups: Int64s, tables: Int32s, num_blocks: Int32s, staged: Int32s, changed: int
 ) -> None:
-    """Append block IDs to rows: one block of threads for each listed request slot (x), group (y).
+    """Write a row that staged writes change: one block of threads.
 
-    Its threads share the new IDs: each copies every `blockDim.x`-th of them from `plan` to the row
-    in `tables`; thread 0 then counts them in `num_blocks`. `plan` is completed (see
-    `fast.append_plan`).
-
-    Reads plan, groups, num_blocks; writes the rows' new entries and num_blocks of the rows. A
-    request slot is listed once, so no other block writes to its row.
+    Its threads share the new entries, and the nulls that follow them where the row had blocks;
+    thread 0 then counts the row's blocks. Reads the words of the `changed`-th row in `staged` (see
+    `fast._native.block_table.pack`) and groups; writes the row in tables and num_blocks.
     """
-    listed = np.uint32(cuda.blockIdx.x)
-    group = np.uint32(cuda.blockIdx.y)
-    request_slot = plan[listed]
-    if request_slot < 0 or request_slot >= num_blocks.shape[1]:
-        return
-    row = np.uint32(request_slot)
-    ends = np.uint64(num_listed + group * (num_listed + 1) + listed)
-    first = plan[ends]
-    num_new = plan[np.uint64(ends + 1)] - first
-    width = groups[group, 1]
-    used = np.int64(0)
-    if plan[np.uint64(plan.shape[0] - num_listed + listed)] == 0:
-        used = np.int64(num_blocks[group, row])
-    count = np.uint32(max(np.int64(0), min(num_new, width - used)))
-    start = np.uint64(groups[group, 0] + row * width + used)
+    at = np.uint64(HEADER * changed)
+    group = np.uint32(staged[at])
+    slot = np.uint32(staged[np.uint64(at + np.uint64(1))])
+    first = np.uint32(staged[np.uint64(at + np.uint64(2))])
+    count = np.uint32(staged[np.uint64(at + np.uint64(3))])
+    new = np.uint64(staged[np.uint64(at + np.uint64(4))])
+    here = np.uint64(groups[group, OFFSET] + slot * groups[group, WIDTH])
+    before = np.uint32(num_blocks[group, slot])
     cuda.syncthreads()  # everyone has read num_blocks
-    k = np.uint32(cuda.threadIdx.x)
-    while k < count:
-        tables[start + k] = plan[np.uint64(first + k)]
+    k = np.uint32(first + np.uint32(cuda.threadIdx.x))
+    while k < max(count, before):
+        block_id = np.int32(NULL_BLOCK_ID)
+        if k < count:
+            block_id = staged[new + np.uint64(k - first)]
+        tables[here + k] = block_id
         k = np.uint32(k + cuda.blockDim.x)
     if cuda.threadIdx.x == 0:
-        num_blocks[group, row] = used + count
+        num_blocks[group, slot] = count
 
 
-@kernel("void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64)")
-def move_row(tables: Int32s, num_blocks: Int32s, groups: Int64s, src: int, dst: int) -> None:
-    """Move a request slot's row to another: one block of threads for each group (x).
-
-    Each thread copies every `blockDim.x`-th block ID of the row; thread 0 then moves the count.
-    Reads groups, row src; writes row dst, num_blocks of both. src and dst differ.
-    """
-    group = np.uint32(cuda.blockIdx.x)
-    row_src, row_dst = np.uint32(src), np.uint32(dst)
-    first_src = np.uint64(groups[group, 0] + src * groups[group, 1])
-    first_dst = np.uint64(groups[group, 0] + dst * groups[group, 1])
-    count = np.uint32(num_blocks[group, row_src])
-    cuda.syncthreads()  # everyone has read num_blocks
-    k = np.uint32(cuda.threadIdx.x)
-    while k < count:
-        tables[first_dst + k] = tables[first_src + k]
-        k = np.uint32(k + cuda.blockDim.x)
-    if cuda.threadIdx.x == 0:
-        num_blocks[group, row_dst] = count
-        num_blocks[group, row_src] = 0
+@kernel("void(int64[:, ::1], int32[::1], int32[:, ::1], int32[::1])")
+def apply_staged_writes(groups: Int64s, tables: Int32s, num_blocks: Int32s, staged: Int32s) -> None:
+    """Write the rows that staged writes change: one block of threads for each of them (x)."""
+    apply_changed_row(groups, tables, num_blocks, staged, np.int64(cuda.blockIdx.x))
 
 
-@kernel("void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64)")
-def swap_rows(tables: Int32s, num_blocks: Int32s, groups: Int64s, a: int, b: int) -> None:
-    """Swap two request slots' rows: one block of threads for each group (x).
-
-    Each thread swaps every `blockDim.x`-th pair of entries, as many as the longer row has; thread 0
-    then swaps the counts. Reads groups; reads and writes rows a and b, num_blocks of both. a and b
-    differ.
-    """
-    group = np.uint32(cuda.blockIdx.x)
-    row_a, row_b = np.uint32(a), np.uint32(b)
-    first_a = np.uint64(groups[group, 0] + a * groups[group, 1])
-    first_b = np.uint64(groups[group, 0] + b * groups[group, 1])
-    count_a = np.uint32(num_blocks[group, row_a])
-    count_b = np.uint32(num_blocks[group, row_b])
-    cuda.syncthreads()  # everyone has read num_blocks
-    longer = max(count_a, count_b)
-    k = np.uint32(cuda.threadIdx.x)
-    while k < longer:
-        block_id = tables[first_a + k]
-        tables[first_a + k] = tables[first_b + k]
-        tables[first_b + k] = block_id
-        k = np.uint32(k + cuda.blockDim.x)
-    if cuda.threadIdx.x == 0:
-        num_blocks[group, row_a] = count_b
-        num_blocks[group, row_b] = count_a
-
-
-@kernel(
-    "void(int32[::1], int32[:, ::1], int64[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64,"
-    " int64)"
-)
-def gather_block_tables(
+@device_function
+def gather_row(
+    groups: Int64s,
     tables: Int32s,
     num_blocks: Int32s,
-    groups: Int64s,
     gathered: Int32s,
     num_gathered: Int32s,
-    idx_mapping: Int32s,
-    idx_stride: int,
-    num_reqs: int,
+    group: int,
+    row: int,
+    slot: int,
+    num_computed: int,
 ) -> None:
-    """Gather rows in batch order: one block of threads for each row (x) of each group (y).
+    """Gather a row of one group: one block of threads.
 
-    All rows of the persistent buffer have a block, those past `num_reqs` too. Each thread writes
-    every `blockDim.x`-th entry of its row in `gathered`: the request slot's block IDs, then nulls
+    Each thread writes every `blockDim.x`-th entry: the blocks of a request slot, none if there is
+    no such slot, with nulls before the window of a request with `num_computed` tokens; then nulls
     up to where the previous step wrote, which thread 0 reads from `num_gathered` and replaces.
 
-    Reads tables, num_blocks, groups, idx_mapping (every `idx_stride`-th); writes its own row of
-    gathered and num_gathered, which no other block accesses.
+    Reads tables, num_blocks, groups; writes the row of gathered and num_gathered.
     """
-    row = np.uint32(cuda.blockIdx.x)
-    group = np.uint32(cuda.blockIdx.y)
-    offset = groups[group, 0]
-    width = groups[group, 1]
-    source = np.int64(-1)
-    if row < num_reqs:
-        source = np.int64(idx_mapping[np.uint64(row * idx_stride)])
-    count = np.uint32(0)
+    width = groups[group, WIDTH]
+    count, num_freed = np.uint32(0), np.int64(0)
     there = np.uint64(0)
-    if source >= 0 and source < num_blocks.shape[1]:
-        count = np.uint32(num_blocks[group, np.uint32(source)])
-        there = np.uint64(offset + source * width)
-    here = np.uint64(offset + row * width)
+    if slot >= 0 and slot < num_blocks.shape[1]:
+        count = np.uint32(num_blocks[group, np.uint32(slot)])
+        there = np.uint64(groups[group, OFFSET] + slot * width)
+        reach = groups[group, REACH]
+        if reach > 0 and num_computed > reach:
+            quotient, _ = divide(num_computed - reach, groups[group, SIZE])
+            num_freed = np.int64(quotient)
+    here = np.uint64(groups[group, OFFSET] + row * width)
     left = np.uint32(num_gathered[group, row])
     cuda.syncthreads()  # everyone has read num_gathered
     k = np.uint32(cuda.threadIdx.x)
     while k < max(count, left):
         block_id = np.int32(NULL_BLOCK_ID)
-        if k < count:
+        if k < count and k >= num_freed:
             block_id = tables[there + k]
         gathered[here + k] = block_id
         k = np.uint32(k + cuda.blockDim.x)
     if cuda.threadIdx.x == 0:
         num_gathered[group, row] = count
+
+
+@kernel(
+    "void(int64[:, ::1], int32[::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64,"
+    " int64, int32[::1], int64)"
+)
+def gather_block_tables(
+    groups: Int64s,
+    tables: Int32s,
+    num_blocks: Int32s,
+    gathered: Int32s,
+    num_gathered: Int32s,
+    rows: Int32s,
+    rows_step: int,
+    num_reqs: int,
+    computed: Int32s,
+    computed_step: int,
+) -> None:
+    """Gather rows in batch order: one block of threads for each row (x) of each group (y).
+
+    All rows of the persistent buffer have a block, those past `num_reqs` too. Reads tables,
+    num_blocks, groups, rows, and, unless `computed_step` is 0, computed of the rows' slots; writes
+    its own row of gathered and num_gathered, which no other block accesses.
+    """
+    row = np.uint32(cuda.blockIdx.x)
+    slot, num_computed = np.int64(-1), np.int64(0)
+    if row < num_reqs:
+        slot = np.int64(rows[np.uint64(row * rows_step)])
+        if computed_step > 0 and slot >= 0 and slot < num_blocks.shape[1]:
+            num_computed = np.int64(computed[np.uint64(slot * computed_step)])
+    group = np.uint32(cuda.blockIdx.y)
+    of_gathered = (gathered, num_gathered, group, row)
+    gather_row(groups, tables, num_blocks, *of_gathered, slot, num_computed)
 
 
 @device_function
@@ -248,44 +236,66 @@ def compute_slot_mapping(
     slots[np.uint64(token * slots_stride)] = slot
 
 
+@device_function
+def find_slot(
+    groups: Int64s, tables: Int32s, num_slots: int, group: int, request_slot: int, position: int
+) -> np.int64:
+    """Return the slot of a position in a group, -1 if it has none.
+
+    It has none if there is no such request slot, if the group's slots are not computed, if the
+    position is in no column of the row, and if another rank holds it.
+    """
+    if request_slot < 0 or request_slot >= num_slots or groups[group, HAS_SLOTS] == 0:
+        return np.int64(PAD_SLOT_ID)
+    size, width = groups[group, SIZE], groups[group, WIDTH]
+    column, in_block = np.int64(-1), np.uint32(0)
+    if groups[group, RANKS] == 1 and position >= 0 and position < 2**31:
+        quotient, in_block = divide(position, size)  # of 32 bits
+        column = np.int64(quotient)
+    else:
+        ranks = (groups[group, RANKS], groups[group, RANK], groups[group, INTERLEAVE])
+        column, in_block = find_column(position, size, size, *ranks)
+    if column < 0 or column >= width:
+        return np.int64(PAD_SLOT_ID)
+    here = np.uint64(groups[group, OFFSET] + request_slot * width + column)
+    slot: np.int64 = tables[here] * size + in_block
+    return slot
+
+
 @kernel(
-    "void(int32[::1], int64[:, ::1], int32[::1], int64, int64, int64[::1], int64, int64,"
-    " int64[:, ::1])"
+    "void(int64[:, ::1], int32[::1], int64, int32[::1], int64, int64, int32[::1], int64,"
+    " int64[::1], int64, int64, int64[:, ::1])"
 )
 def compute_slot_mappings(
-    tables: Int32s,
     groups: Int64s,
-    query_start_loc: Int32s,
-    starts_stride: int,
+    tables: Int32s,
+    num_slots: int,
+    rows: Int32s,
+    rows_step: int,
     num_reqs: int,
+    starts: Int32s,
+    starts_step: int,
     positions: Int64s,
-    positions_stride: int,
-    num_positions: int,
+    positions_step: int,
+    num_tokens: int,
     slots: Int64s,
 ) -> None:
     """Compute the slots of all groups: one thread for every `gridsize`-th token (x), group (y).
 
-    Reads tables, groups, query_start_loc, positions; writes its own entries of slots, to the end of
-    the group's row: -1 for padding, and for positions that are not in the table.
+    Reads tables, groups, rows, starts, and positions of at most `num_tokens` tokens; writes its own
+    entries of slots, to the end of the group's row: -1 where there is no slot, and for padding.
     """
     group = np.uint32(cuda.blockIdx.y)
-    offset = groups[group, 0]
-    width = groups[group, 1]
-    block_size = groups[group, 2]
-    num_tokens = np.int64(0)
+    last = np.int64(0)
     if num_reqs > 0:
-        end = query_start_loc[np.uint64(num_reqs * starts_stride)]
-        num_tokens = np.int64(min(end, num_positions))
+        last = min(np.int64(starts[np.uint64(num_reqs * starts_step)]), np.int64(num_tokens))
     token = np.uint32(cuda.grid(1))
     while token < slots.shape[1]:
         slot = np.int64(PAD_SLOT_ID)
-        if token < num_tokens:
-            request = find_request(query_start_loc, starts_stride, num_reqs, token)
-            position = positions[np.uint64(token * positions_stride)]
-            if position >= 0 and position < width * block_size:
-                column, in_block = divide(position, block_size)
-                block_id = np.int64(tables[np.uint64(offset + request * width + column)])
-                if block_id >= 0:
-                    slot = block_id * block_size + in_block
+        if token < last:
+            row = find_request(starts, starts_step, num_reqs, token)
+            request_slot = np.int64(rows[np.uint64(row * rows_step)])
+            position = positions[np.uint64(token * positions_step)]
+            slot = find_slot(groups, tables, num_slots, group, request_slot, position)
         slots[group, token] = slot
         token = np.uint32(token + cuda.gridsize(1))

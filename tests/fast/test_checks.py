@@ -176,7 +176,7 @@ def test_one_object_is_entered_twice() -> None:
 
 
 MAKERS: dict[str, Callable[[Any], object]] = {
-    "BlockTables": lambda device: fast.BlockTables([1], 2, 2, 2, device, pin_memory=False),
+    "BlockTables": lambda device: fast.BlockTables([1], 2, 2, [2], device),
     "CpuGpuBuffer": lambda device: fast.CpuGpuBuffer(
         2, dtype=torch.int8, device=device, pin_memory=False
     ),

@@ -25,8 +25,8 @@ Act = Callable[[Any], object]
 OnPath = Callable[[], AbstractContextManager[None]]
 Observed = list[list[list[int]] | str]
 
-BLOCK_SIZES = [2, 4]
-NUM_REQS, NUM_TOKENS, LONGEST = 3, 4, 12
+BLOCK_SIZES, WIDTHS = [2, 4], [6, 3]
+NUM_REQS, NUM_TOKENS = 3, 4
 
 
 def array(tables: object, values: list[int], dtype: str) -> Any:
@@ -36,38 +36,43 @@ def array(tables: object, values: list[int], dtype: str) -> Any:
 
 
 def gather(*slots: int) -> Act:
-    return lambda tables: tables.gather_block_tables(array(tables, list(slots), "int32"))
-
-
-def compute_slots(starts: list[int], positions: list[int]) -> Act:
-    return lambda tables: tables.compute_slot_mappings(
-        array(tables, starts, "int32"), array(tables, positions, "int64")
+    return lambda tables: tables.gather_block_tables(
+        array(tables, list(slots), "int32"), len(slots)
     )
 
 
-def append(rows: list[int], ids: list[int], *, overwrite: bool) -> Act:
-    """Return the operation that gives each row one of the ids, in both groups."""
-    ends = list(range(len(rows) + 1))
-    other_ids = [block_id + 10 for block_id in ids]
-    overwrites = [overwrite] * len(rows)
-    return lambda tables: tables.append_block_ids(rows, [ends, ends], [ids, other_ids], overwrites)
+def compute_slots(starts: list[int], positions: list[int]) -> Act:
+    slots = list(range(len(starts) - 1))
+    return lambda tables: tables.compute_slot_mappings(
+        array(tables, slots, "int32"),
+        array(tables, starts, "int32"),
+        array(tables, positions, "int64"),
+        len(positions),
+    )
+
+
+def append(row: int, block_id: int, *, overwrite: bool) -> Act:
+    """Return the operation that gives a row a block, in both groups."""
+    return lambda tables: tables.append_block_ids(row, [[block_id], [block_id + 10]], overwrite)
+
+
+def apply(tables: Any) -> None:
+    tables.apply_staged_writes()
 
 
 SETUP: list[Act] = [
-    append([0, 2], [31, 32], overwrite=False),
-    append([0], [33], overwrite=False),
+    *(append(row, 31 + row, overwrite=False) for row in (0, 2, 0)),
+    apply,
     gather(2, 0, 1),
     compute_slots([0, 2, 3, 3], [0, 1, 2, 9]),
-    append([1], [34], overwrite=False),
+    append(1, 34, overwrite=False),
 ]
-"""Operations after which every row has another length."""
+"""Operations after which every row has another length, one with a staged write."""
 
 INTERRUPTED: dict[str, Act] = {
-    "append": append([0, 1], [41, 42], overwrite=False),
-    "overwrite": append([0, 2], [41, 42], overwrite=True),
-    "move_row": lambda tables: tables.move_row(0, 2),
-    "swap_rows": lambda tables: tables.swap_rows(0, 1),
-    "clear_row": lambda tables: tables.clear_row(0),
+    "append": append(0, 41, overwrite=False),
+    "overwrite": append(2, 42, overwrite=True),
+    "apply": apply,
     "gather": gather(0, -1),
     "compute_slots": compute_slots([0, 1, 2], [3, 0]),
     "dummy_tables": lambda tables: tables.get_dummy_block_tables(1),
@@ -76,10 +81,14 @@ INTERRUPTED: dict[str, Act] = {
 
 AFTERWARDS: list[Act] = [
     gather(2, 0, 1),  # as before the interrupted call: what has not changed need not be written
-    *(append([row], [50 + row], overwrite=False) for row in [0, 1, 2] * 3),  # until a row is full
+    apply,
+    gather(2, 0, 1),
+    *(append(row, 50 + row, overwrite=False) for row in [0, 1, 2] * 3),  # until a row is full
+    apply,
     gather(2, 0, 1),
     compute_slots([0, 2, 3], [0, 2, 1]),
-    lambda tables: tables.swap_rows(0, 2),
+    append(0, 60, overwrite=True),
+    apply,
     gather(2, 0),
 ]
 """Operations after the interrupted call, whether it took effect or not."""
@@ -89,9 +98,7 @@ class ObservedTables:
     """Block tables of one of the twins, with views of all their results."""
 
     def __init__(self, twin: ModuleType) -> None:
-        self.tables = twin.BlockTables(
-            BLOCK_SIZES, NUM_REQS, NUM_TOKENS, LONGEST, "cpu", pin_memory=False
-        )
+        self.tables = twin.BlockTables(BLOCK_SIZES, NUM_REQS, NUM_TOKENS, WIDTHS, "cpu")
         self.views = [
             *self.tables.get_dummy_block_tables(NUM_REQS),
             self.tables.get_dummy_slot_mappings(NUM_TOKENS),
@@ -123,6 +130,8 @@ def state_of(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, list | tuple):
         return [state_of(each) for each in value]
+    if isinstance(value, dict):
+        return {key: state_of(each) for key, each in value.items()}
     if type(value).__module__.partition(".")[0] == "fast":
         slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
         held = {name: getattr(value, name, None) for name in slots} | getattr(value, "__dict__", {})
@@ -149,8 +158,9 @@ def test_an_interrupted_call_happens_or_not(name: str, on_path: OnPath) -> None:
     assert expected[0] != expected[1], "the call changes nothing"
     known: list[tuple[Any, bool]] = []  # what became of each state; most calls leave the same one
     for at in itertools.count(1):
-        observed, interrupter = ObservedTables(fast), Interrupter(fast, at)
+        interrupter = Interrupter(fast, at)
         with on_path():
+            observed = ObservedTables(fast)
             if not interrupter.run(functools.partial(act, observed.tables)):
                 break
             state = state_of(observed.tables)

@@ -196,7 +196,12 @@ HOT = [
     "scatter_mm_placeholders",
     "gather_mm_placeholders",
 ]
-METHODS = ["append_block_ids", "gather_block_tables", "compute_slot_mappings"]
+METHODS = [
+    "append_block_ids",
+    "apply_staged_writes",
+    "gather_block_tables",
+    "compute_slot_mappings",
+]
 
 
 def test_warmup_calls_every_hot_function(monkeypatch: pytest.MonkeyPatch) -> None:

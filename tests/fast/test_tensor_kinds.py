@@ -23,9 +23,10 @@ def make_metadata(**changes: object) -> fast.CommonAttentionMetadata:
 
 
 def make_tables() -> fast.BlockTables:
-    tables = fast.BlockTables([2], 2, 8, 8, "cpu", pin_memory=False)
-    tables.append_block_ids([0, 1], [[0, 1, 3]], [[5, 6, 7]], [False, False])
-    tables.gather_block_tables(int32([0, 1]))
+    tables = fast.BlockTables([2], 2, 8, [4], "cpu", sliding_window_reach=[1])
+    tables.append_block_ids(0, [[5]], overwrite=True)
+    tables.append_block_ids(1, [[6, 7]], overwrite=True)
+    tables.apply_staged_writes()
     return tables
 
 
@@ -44,10 +45,17 @@ CALLS: dict[str, tuple[Call, dict[str, torch.Tensor]]] = {
         lambda **given: fast.compute_slot_mapping(**given, block_size=2),
         SLOTS | {"out": torch.full((4,), 7)},
     ),
-    "gather_block_tables": (TABLES.gather_block_tables, {"idx_mapping": int32([1, 0])}),
+    "gather_block_tables": (
+        lambda **given: TABLES.gather_block_tables(**given, num_reqs_padded=2),
+        {"idx_mapping": int32([1, 0]), "num_computed_tokens": int32([1, 4])},
+    ),
     "compute_slot_mappings": (
-        TABLES.compute_slot_mappings,
-        {"query_start_loc": int32([0, 1, 3]), "positions": torch.tensor([1, 2, 0])},
+        lambda **given: TABLES.compute_slot_mappings(**given, num_tokens_padded=4),
+        {
+            "idx_mapping": int32([1, 0]),
+            "query_start_loc": int32([0, 1, 3]),
+            "positions": torch.tensor([1, 2, 0]),
+        },
     ),
     "get_dcp_local_seq_lens": (
         lambda **given: fast.get_dcp_local_seq_lens(**given, dcp_size=2, dcp_rank=0),

@@ -23,14 +23,12 @@ class BlockTables:
         block_sizes: list[int],
         max_num_reqs: int,
         max_num_batched_tokens: int,
-        max_model_len: int,
+        max_num_blocks_per_group: list[int],
         device: object,
-        pin_memory: bool,
     ) -> None:
-        del device, pin_memory
+        del device
         self.block_sizes = block_sizes
-        self.max_num_reqs = max_num_reqs
-        widths = [-(-max_model_len // size) for size in block_sizes]
+        widths = max_num_blocks_per_group
         self._tables = [np.zeros((max_num_reqs, width), np.int32) for width in widths]
         self._num_blocks = [np.zeros(max_num_reqs, np.int64) for _ in widths]
         self._views = [torch.from_numpy(table) for table in self._tables]
@@ -39,49 +37,55 @@ class BlockTables:
         self._slots = torch.full(size, -1, dtype=torch.int64, device="cpu")
         # The rows and tokens that the last step filled: only these are cleared.
         self._num_rows = self._num_tokens = 0
+        self._staged: list[tuple[int, list[list[int]], bool]] = []
 
     def append_block_ids(
-        self,
-        req_indices: list[int],
-        cu_num_new_blocks: list[list[int]],
-        new_block_ids: list[list[int]],
-        overwrite: list[bool],
+        self, req_index: int, new_block_ids: list[list[int]], overwrite: bool
     ) -> None:
-        groups = zip(self._tables, self._num_blocks, cu_num_new_blocks, new_block_ids, strict=True)
-        for table, num_blocks, ends, ids in groups:
-            new_ids = np.array(ids, np.int32)
-            for i, row in enumerate(req_indices):
-                used = 0 if overwrite[i] else num_blocks[row]
-                count = ends[i + 1] - ends[i]
-                table[row, used : used + count] = new_ids[ends[i] : ends[i + 1]]
-                table[row, used + count : num_blocks[row]] = 0
-                num_blocks[row] = used + count
+        self._staged.append((req_index, new_block_ids, overwrite))
 
-    def gather_block_tables(self, idx_mapping: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def apply_staged_writes(self) -> None:
+        for row, new_block_ids, overwrite in self._staged:
+            for group, ids in enumerate(new_block_ids):
+                table, num_blocks = self._tables[group], self._num_blocks[group]
+                used = 0 if overwrite else num_blocks[row]
+                end = used + len(ids)
+                table[row, used:end] = ids
+                table[row, end : num_blocks[row]] = 0
+                num_blocks[row] = end
+        self._staged.clear()
+
+    def gather_block_tables(
+        self, idx_mapping: torch.Tensor, num_reqs_padded: int
+    ) -> tuple[torch.Tensor, ...]:
         num_reqs = len(idx_mapping)
         for view, gathered in zip(self._views, self._gathered, strict=True):
             torch.index_select(view, 0, idx_mapping, out=gathered[:num_reqs])
             if num_reqs < self._num_rows:
                 gathered[num_reqs : self._num_rows].zero_()
         self._num_rows = num_reqs
-        return tuple(gathered[:num_reqs] for gathered in self._gathered)
+        return tuple(gathered[:num_reqs_padded] for gathered in self._gathered)
 
     def compute_slot_mappings(
-        self, query_start_loc: torch.Tensor, positions: torch.Tensor
+        self,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        num_tokens_padded: int,
     ) -> torch.Tensor:
         starts, where = query_start_loc.numpy(), positions.numpy()
         num_tokens = int(starts[-1])
-        request = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        request = np.repeat(idx_mapping.numpy(), np.diff(starts))
         slots = self._slots.numpy()
         for group, size in enumerate(self.block_sizes):
-            table, here = self._gathered[group].numpy(), where[:num_tokens]
+            table, here = self._tables[group], where[:num_tokens]
             block, offset = np.divmod(here, size)
             np.multiply(table[request, block], size, out=slots[group, :num_tokens], casting="safe")
             slots[group, :num_tokens] += offset
         if num_tokens < self._num_tokens:
             slots[:, num_tokens : self._num_tokens] = -1
         self._num_tokens = num_tokens
-        return self._slots[:, : len(where)]
+        return self._slots[:, :num_tokens_padded]
 
 
 def compute_slot_mapping(

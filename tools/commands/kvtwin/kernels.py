@@ -47,9 +47,7 @@ BLOCK_SIZE, NUM_REQS, NUM_BLOCKS, QUERY_LEN = 16, 64, 128, 64
 NUM_TOKENS, SEQ_LEN = NUM_REQS * QUERY_LEN, NUM_BLOCKS * BLOCK_SIZE
 NUM_PLACEHOLDERS, EMBED_DIM, NUM_LOGITS = 1024, 256, 4
 ELEMENTS: Final = {
-    "append_block_ids": NUM_REQS * NUM_BLOCKS,
-    "move_row": NUM_BLOCKS,
-    "swap_rows": NUM_BLOCKS,
+    "apply_staged_writes": NUM_REQS * NUM_BLOCKS,
     "gather_block_tables": NUM_REQS * NUM_BLOCKS,
     "compute_slot_mappings": NUM_TOKENS,
     "compute_slot_mapping": NUM_TOKENS,
@@ -198,19 +196,19 @@ def count_instructions(arch: str) -> dict[str, float]:
 def run_standard_batches(device: str, launch: Callable[..., None]) -> None:
     """Launch every kernel of `fast` on the standard batches, by calls of its functions."""
     with simulated_by(launch, threads=1024):
-        tables = fast.BlockTables(
-            [BLOCK_SIZE], NUM_REQS + 1, NUM_TOKENS, SEQ_LEN, device, pin_memory=False
-        )
-        ends = [list(range(0, NUM_REQS * NUM_BLOCKS + 1, NUM_BLOCKS))]
-        block_ids = [list(range(1, NUM_REQS * NUM_BLOCKS + 1))]
-        tables.append_block_ids(list(range(NUM_REQS)), ends, block_ids, [True] * NUM_REQS)
-        tables.move_row(0, NUM_REQS)
-        tables.swap_rows(1, 2)
-        tables.gather_block_tables(torch.arange(NUM_REQS, 0, -1, dtype=torch.int32, device=device))
+        sizes = [BLOCK_SIZE], NUM_REQS, NUM_TOKENS, [NUM_BLOCKS]
+        tables = fast.BlockTables(*sizes, device, sliding_window_reach=[SEQ_LEN // 2])
+        for row in range(NUM_REQS):
+            first = 1 + row * NUM_BLOCKS
+            tables.append_block_ids(row, [list(range(first, first + NUM_BLOCKS))], overwrite=True)
+        tables.apply_staged_writes()
+        rows = torch.arange(NUM_REQS - 1, -1, -1, dtype=torch.int32, device=device)
+        computed = torch.full_like(rows, SEQ_LEN - QUERY_LEN)
+        tables.gather_block_tables(rows, NUM_REQS, computed)
         starts_cpu = torch.arange(0, NUM_TOKENS + 1, QUERY_LEN, dtype=torch.int32)
         starts = starts_cpu.to(device)
         positions = torch.arange(SEQ_LEN - QUERY_LEN, SEQ_LEN, device=device).repeat(NUM_REQS)
-        tables.compute_slot_mappings(starts, positions)
+        tables.compute_slot_mappings(rows, starts, positions, NUM_TOKENS)
         table = torch.arange(NUM_REQS * NUM_BLOCKS, dtype=torch.int32, device=device)
         table = table.reshape(NUM_REQS, NUM_BLOCKS)
         fast.compute_slot_mapping(table, starts, positions, BLOCK_SIZE)
@@ -239,7 +237,6 @@ def run_standard_batches(device: str, launch: Callable[..., None]) -> None:
         embeds = (numbers % 1000).to(torch.float16).reshape(count, EMBED_DIM)
         placeholders = fast.scatter_mm_placeholders(embeds, is_embed)
         fast.gather_mm_placeholders(placeholders, is_embed, num_embeds=count)
-        rows = torch.arange(NUM_REQS - 1, -1, -1, dtype=torch.int32, device=device)
         logits = torch.arange(0, NUM_REQS * NUM_LOGITS + 1, NUM_LOGITS, dtype=torch.int32)
         _run_step_inputs(rows, starts, seq_lens.to(device), positions, logits.to(device))
         _run_step_results(starts, seq_lens.to(device))

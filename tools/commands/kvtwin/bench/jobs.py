@@ -212,34 +212,41 @@ def _metadata(batch: Batch, **changes: Any) -> reference.CommonAttentionMetadata
 
 def _tables(batch: Batch, target: Side) -> Any:
     """Return block tables of `NUM_GROUPS` groups that hold a batch, row by row."""
-    sizes = (MAX_NUM_REQS, max(batch.num_tokens, TOKEN_BUDGET), MAX_CONTEXT)
-    device, is_pinned = target.device or "cpu", target.device == "cuda"
-    groups = [BLOCK_SIZE] * NUM_GROUPS
-    tables = target.find("BlockTables")(groups, *sizes, device, pin_memory=is_pinned)
-    new = _new_blocks(np.arange(batch.num_reqs), batch.num_blocks, batch.block_ids.tolist())
-    target.find("BlockTables.append_block_ids")(tables, *new)
+    sizes = (MAX_NUM_REQS, max(batch.num_tokens, TOKEN_BUDGET))
+    widths = [-(-MAX_CONTEXT // BLOCK_SIZE)] * NUM_GROUPS
+    made = ([BLOCK_SIZE] * NUM_GROUPS, *sizes, widths, target.device or "cpu")
+    tables = target.find("BlockTables")(*made)
+    ids = np.split(batch.block_ids, np.cumsum(batch.num_blocks)[:-1])
+    for row, of_row in enumerate(ids[: batch.num_reqs]):
+        new = [of_row.tolist()] * NUM_GROUPS
+        target.find("BlockTables.append_block_ids")(tables, row, new, overwrite=True)
+    target.find("BlockTables.apply_staged_writes")(tables)
     return tables
-
-
-def _new_blocks(rows: Array, counts: Array, ids: list[int]) -> list[Any]:
-    """Return the arguments that overwrite rows of all groups with these blocks."""
-    ends = [0, *np.cumsum(counts).tolist()]
-    return [rows.tolist(), [ends] * NUM_GROUPS, [ids] * NUM_GROUPS, [True] * len(rows)]
 
 
 def _append(batch: Batch, target: Side) -> Prepared:
     """Append a step's new blocks; rows are overwritten, so that each call does the same."""
     tables = _tables(batch, target)
     counts = batch.num_blocks - -(-batch.num_computed_tokens.astype(np.int64) // BLOCK_SIZE)
-    rows = np.flatnonzero(counts)
-    new = _new_blocks(rows, counts[rows], list(range(1, int(counts.sum()) + 1)))
-    call = prepare(target, "BlockTables.append_block_ids", tables, *new).call
+    new = [
+        (int(row), [list(range(1, int(counts[row]) + 1))] * NUM_GROUPS, True)
+        for row in np.flatnonzero(counts)
+    ]
+    append = target.find("BlockTables.append_block_ids")
+    apply = target.find("BlockTables.apply_staged_writes")
+
+    def call() -> Any:
+        for write in new:
+            append(tables, *write)
+        apply(tables)
+
     gather = _gather_rows(tables, target, np.arange(batch.num_reqs))
     return Prepared(call, lambda: (call(), gather.observe()))
 
 
 def _gather_rows(tables: Any, target: Side, order: Array) -> Prepared:
-    return prepare(target, "BlockTables.gather_block_tables", tables, order.astype(np.int32))
+    rows = order.astype(np.int32)
+    return prepare(target, "BlockTables.gather_block_tables", tables, rows, len(rows))
 
 
 def _gather(batch: Batch, target: Side) -> Prepared:
@@ -256,9 +263,8 @@ def _gather(batch: Batch, target: Side) -> Prepared:
 
 
 def _slots_of_all(batch: Batch, target: Side) -> Prepared:
-    tables = _tables(batch, target)
-    _gather_rows(tables, target, np.arange(batch.num_reqs)).call()
-    given = (tables, batch.starts, batch.positions)
+    rows = np.arange(batch.num_reqs, dtype=np.int32)
+    given = (_tables(batch, target), rows, batch.starts, batch.positions, len(batch.positions))
     return prepare(target, "BlockTables.compute_slot_mappings", *given)
 
 
