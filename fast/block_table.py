@@ -38,7 +38,7 @@ from fast.launch import launch_blocks, launch_threads, uses_kernels
 from fast.operators import check_not_traced
 from fast.pinned import upload
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
-from fast.slots import Layout, check_slots, compute_slot_mapping, flat
+from fast.slots import Layout, check_slots, compute_slot_mapping, flat, flat_words
 
 __all__ = [
     "NULL_BLOCK_ID",
@@ -250,10 +250,10 @@ class BlockTables:
         if self._host is not None:
             self._host.gather(idx_mapping, num_computed_tokens)
         else:
-            rows = words("idx_mapping", idx_mapping)
+            rows = flat_words("idx_mapping", idx_mapping)
             computed = rows[0], 0
             if num_computed_tokens is not None:
-                computed = words(name, num_computed_tokens)
+                computed = flat_words(name, num_computed_tokens)
             of_gathered = self._gathered, self._num_gathered
             launch_blocks(
                 kernels.gather_block_tables,
@@ -299,8 +299,8 @@ class BlockTables:
                 kernels.compute_slot_mappings,
                 *(self.max_num_batched_tokens, len(self.block_sizes)),
                 *(*self._rows[:2], self.max_num_reqs),
-                *(*words("idx_mapping", idx_mapping), num_reqs),
-                *words("query_start_loc", query_start_loc),
+                *(*flat_words("idx_mapping", idx_mapping), num_reqs),
+                *flat_words("query_start_loc", query_start_loc),
                 *(flat(places), places.stride(0), min(len(places), num_padded), self._slots),
             )
         return self._get_slot_view(num_padded)
@@ -404,14 +404,14 @@ class BlockTables:
                 self._gathered[offset : offset + num_reqs * width].view(num_reqs, width)
                 for offset, width in self._staged.groups[:, : WIDTH + 1].tolist()
             )
-            _keep(self._table_views, num_reqs, views)
+            keep(self._table_views, num_reqs, views)
         return views
 
     def _get_slot_view(self, num_tokens: int) -> torch.Tensor:
         view = self._slot_views.get(num_tokens)
         if view is None or is_checked():
             view = self._slots[:, :num_tokens]
-            _keep(self._slot_views, num_tokens, view)
+            keep(self._slot_views, num_tokens, view)
         return view
 
     def _notice_table_writes(self) -> None:
@@ -432,12 +432,6 @@ class BlockTables:
         if version != self._slots_version and self._host is not None:
             self._host.rewrite_slots()
             self._slots_version = version
-
-
-def words(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return a vector's memory as 32-bit words in one dimension, and its stride in words."""
-    whole = plain(name, tensor)
-    return flat(whole).view(INT32), whole.element_size() // 4 * whole.stride(0)
 
 
 def make_full(
@@ -467,7 +461,7 @@ def _check_bools(name: str, values: list[bool] | None, num_groups: int) -> list[
     return values
 
 
-def _keep(views: dict[int, Any], size: int, view: Any) -> None:
+def keep(views: dict[int, Any], size: int, view: Any) -> None:
     if len(views) >= MAX_VIEWS:
         views.clear()
     views[size] = view

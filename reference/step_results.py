@@ -6,6 +6,7 @@ import numpy as np
 
 from reference._checks import (
     COUNT_DTYPES,
+    DUMMY_ROW,
     MAX_INT32,
     Int32Array,
     IntArray,
@@ -49,10 +50,11 @@ def get_num_sampled_and_rejected(
 
     Raises:
         TypeError: An argument of the wrong type or dtype.
+        IndexError: A request slot that does not exist.
         ValueError: A wrong length or number of dimensions; starts that do not begin at 0, or
-            decrease; a slot that does not exist or occurs twice; a row that samples fewer than 0
-            tokens or more than it has logits; a `num_sampled` that is not contiguous, is read-only
-            or shares memory with another argument. Nothing is written.
+            decrease; a request slot that two rows have; a row that samples fewer than 0 tokens or
+            more than it has logits; a `num_sampled` that is not contiguous, is read-only or shares
+            memory with another argument. Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -67,7 +69,7 @@ def get_num_sampled_and_rejected(
         >>> sampled is num_sampled, sampled.tolist(), rejected.tolist()
         (True, [1, 0, 2], [0, 0, 2])
 
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Source: the definition is kvtwin's own; the name is that of vLLM's second runner.
     """
     check_array("prefill_len", prefill_len, np.int32, 1)
     slots = check_request_slots(idx_mapping, len(prefill_len))
@@ -80,7 +82,7 @@ def get_num_sampled_and_rejected(
     sampled: list[int] = num_sampled.tolist()
     rejected = [0] * num_reqs
     for row, slot in enumerate(slots):
-        if slot < 0:
+        if slot == DUMMY_ROW:
             continue
         if seq_lens[row] < prefill_len[slot]:
             sampled[row] = 0
@@ -144,12 +146,13 @@ def post_update(
 
     Raises:
         TypeError: An argument of the wrong type or dtype.
-        ValueError: A wrong shape; starts that do not begin at 0, or decrease; a slot that does not
-            exist or occurs twice; fewer than 0 sampled tokens, or more than `max_num_sampled` or
-            than `all_token_ids` has room for; a sampled token below 0, past `vocab_size` or past
-            int32; fewer than 0 rejected tokens; a number of computed tokens that would be negative
-            or past int32; draft tokens without their state, or the reverse; a state that is not
-            contiguous, is read-only or shares memory with another argument. Nothing is written.
+        IndexError: A request slot that does not exist.
+        ValueError: A wrong shape; starts that do not begin at 0, or decrease; a request slot that
+            two rows have; fewer than 0 sampled tokens, or more than `max_num_sampled` or than
+            `all_token_ids` has room for; a sampled token below 0, past `vocab_size` or past int32;
+            fewer than 0 rejected tokens; a number of computed tokens that would be negative or past
+            int32; draft tokens without their state, or the reverse; a state that is not contiguous,
+            is read-only or shares memory with another argument. Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -173,24 +176,24 @@ def post_update(
         >>> all_token_ids[0, 8:].tolist()
         [21, 22, 0, 0]
 
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Source: the definition is kvtwin's own; the name is that of vLLM's second runner.
     """
     max_num_reqs = len(check_array("num_computed_tokens", num_computed_tokens, np.int32, 1))
-    slots = check_request_slots(idx_mapping, max_num_reqs)
-    num_reqs = len(slots)
     check_column("last_sampled_tokens", last_sampled_tokens, COUNT_DTYPES, max_num_reqs)
     vocab_size = MAX_INT32 + 1
     if output_bin_counts is not None:
         check_states("output_bin_counts", output_bin_counts, np.int32, 2, max_num_reqs)
         vocab_size = output_bin_counts.shape[1]
+    check_states("all_token_ids", all_token_ids, np.int32, 2, max_num_reqs)
+    check_states("total_len", total_len, np.int32, 1, max_num_reqs)
+    slots = check_request_slots(idx_mapping, max_num_reqs)
+    num_reqs = len(slots)
     check_array("sampled_tokens", sampled_tokens, COUNT_DTYPES, 2, num_reqs)
     check_array("num_sampled", num_sampled, np.int32, 1, num_reqs)
     check_array("num_rejected", num_rejected, np.int32, 1, num_reqs)
     starts = [0] * (num_reqs + 1)
     if query_start_loc is not None:
         starts = check_row_starts("query_start_loc", query_start_loc, num_reqs)
-    check_states("all_token_ids", all_token_ids, np.int32, 2, max_num_reqs)
-    check_states("total_len", total_len, np.int32, 1, max_num_reqs)
     _check_drafts(draft_tokens, draft_tokens_out, num_reqs, max_num_reqs)
     written = {
         "num_computed_tokens": num_computed_tokens,
@@ -207,7 +210,7 @@ def post_update(
     )
     updates: list[tuple[int, int, list[int], int]] = []
     for row, slot in enumerate(slots):
-        if slot < 0:
+        if slot == DUMMY_ROW:
             continue
         width = sampled_tokens.shape[1]
         number = check_int(f"num_sampled[{row}]", num_sampled[row], 0, width)
@@ -283,10 +286,11 @@ def post_update_num_computed_tokens(
 
     Raises:
         TypeError: An argument of the wrong type or dtype.
+        IndexError: A request slot that does not exist.
         ValueError: A wrong length or number of dimensions; starts that do not begin at 0, or
-            decrease; a slot that does not exist or occurs twice; a number of computed tokens that
-            would be negative or past int32; a `num_computed_tokens` that is not contiguous, is
-            read-only or shares memory with another argument. Nothing is written.
+            decrease; a request slot that two rows have; a number of computed tokens that would be
+            negative or past int32; a `num_computed_tokens` that is not contiguous, is read-only or
+            shares memory with another argument. Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -296,16 +300,16 @@ def post_update_num_computed_tokens(
         >>> num_computed_tokens.tolist()
         [7, 4, 5]
 
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Source: the definition is kvtwin's own; the name is that of vLLM's second runner.
     """
     check_array("num_computed_tokens", num_computed_tokens, np.int32, 1)
     slots = check_request_slots(idx_mapping, len(num_computed_tokens))
     starts = check_row_starts("query_start_loc", query_start_loc, len(slots))
     check_written({"num_computed_tokens": num_computed_tokens}, [idx_mapping, query_start_loc])
     for row, slot in enumerate(slots):
-        if slot >= 0:
+        if slot != DUMMY_ROW:
             _check_computed(slot, int(num_computed_tokens[slot]), starts[row + 1] - starts[row])
 
     for row, slot in enumerate(slots):
-        if slot >= 0:
+        if slot != DUMMY_ROW:
             num_computed_tokens[slot] += starts[row + 1] - starts[row]

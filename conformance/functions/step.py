@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.engine.runner import one_by_one
+from conformance.engine.runner import Inputs, one_by_one
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.objects import Device, Operation, Twin, frozen
 from conformance.harness.pair import Found, Pair
@@ -24,6 +24,9 @@ STATE: Final = (
     *("num_computed_tokens", "prefill_len", "all_token_ids", "last_sampled_tokens", "draft_tokens"),
 )
 """The attributes of `StepBuffers` that a caller writes."""
+
+DTYPES: Final = {"last_sampled_tokens": np.int64, "draft_tokens": np.int64}
+"""The dtypes of those that are not int32."""
 
 WRITTEN: Final = (
     *("next_prefill_tokens", "idx_mapping", "query_start_loc", "cu_num_logits", "seq_lens"),
@@ -38,9 +41,7 @@ class PreparedStep(Drawn):
 
     appends: list[Operation]  # to the block tables
     state: dict[str, IntArray]  # by attribute of the buffers
-    idx_mapping: IntArray
-    query_start_loc: IntArray
-    cu_num_logits: IntArray
+    host_rows: list[IntArray]  # its request slots, and where tokens and logits start
     options: dict[str, int]  # the other arguments of `prepare_step`
 
 
@@ -92,9 +93,8 @@ class Requests:
         return PreparedStep(
             self.appends(rng),
             state,
-            slots.astype(np.int32),
-            *(np.array([*values, *more], np.int32) for values in starts),
-            options=options,
+            [slots.astype(np.int32), *(np.array([*x, *more], np.int32) for x in starts)],
+            options,
         )
 
     def by_slot(self, slots: IntArray, values: IntArray) -> IntArray:
@@ -178,14 +178,16 @@ class Worker:
         for append in step.appends:
             self.call(append.method, **append.arguments)
         for name, values in step.state.items():
-            getattr(self.buffers, name)[...] = values
+            buffer, array = getattr(self.buffers, name), np.asarray(values)
+            if array.dtype.kind != "i" or array.shape != tuple(buffer.shape):
+                raise TypeError(f"{name} cannot be written")  # by no caller of a step
+            buffer[...] = self.twin.array(array.astype(DTYPES.get(name, np.int32)))
 
     def call(self, method: str, **arguments: Any) -> Any:
         return self.twin.method("BlockTables", self.tables, method)(**arguments)
 
     def prepare(self, step: PreparedStep) -> Any:
-        rows = step.idx_mapping, step.query_start_loc, step.cu_num_logits
-        return self.twin.function("prepare_step")(self.buffers, *rows, **step.options)
+        return self.twin.function("prepare_step")(self.buffers, *step.host_rows, **step.options)
 
     def state(self) -> dict[str, Any]:
         return {name: frozen(getattr(self.buffers, name)) for name in WRITTEN}
@@ -215,24 +217,24 @@ def run(
 
 
 def by_parts(worker: Worker, step: PreparedStep) -> Any:
-    rows = step.idx_mapping, step.query_start_loc, step.cu_num_logits
-    return one_by_one(worker.twin, worker.buffers, *rows, **step.options)
+    return tuple(one_by_one(worker.twin, worker.buffers, *step.host_rows, **step.options))
 
 
 def a_step_is_its_parts(target: Target, arguments: Arguments) -> None:
-    parts = [name for name in PARTS if not target.offers(name)]
-    if parts:
+    """The functions one by one give what `reference` gives, as the whole step does."""
+    if not all(map(target.offers, PARTS)):
         return
     contract = dataclasses.replace(CONTRACTS[0], run=functools.partial(run, prepare=by_parts))
     pair = Pair(contract, target, arguments)
-    at_once = Pair(CONTRACTS[0], target, arguments).outcome()
-    parted = pair.outcome()
-    for error in (at_once.error, parted.error):
-        assert error is None, f"raises {error!r}"
-    for (_, one, state), (_, other, other_state) in zip(at_once.value, parted.value, strict=True):
-        difference = pair.comparison.difference([*other, other_state], [*one, state])
-        if difference is not None:
+    whole, parts = Pair(CONTRACTS[0], target, arguments).expected(), pair.expected()
+    for (_, inputs, state), (_, *found) in zip(whole.value, parts.value, strict=True):
+        expected = [tuple(getattr(inputs, name) for name in Inputs._fields), state]
+        if (difference := pair.comparison.difference(expected, found)) is not None:
             raise Found(difference)
+    got = pair.outcome()
+    assert got.error is None, f"the functions one by one raise {got.error!r}"
+    if (difference := pair.comparison.difference(parts.value, got.value)) is not None:
+        raise Found(difference)
 
 
 def is_affordable(arguments: Arguments) -> bool:
@@ -247,11 +249,11 @@ def is_affordable(arguments: Arguments) -> bool:
 def two_rows_of_one_slot(arguments: Arguments, rng: random.Random) -> Arguments | None:
     steps = [*arguments["steps"]]
     at = rng.randrange(len(steps))
-    slots = steps[at].idx_mapping.copy()
+    slots = steps[at].host_rows[0].copy()
     if len(slots) < 2:
         return None
     slots[rng.randrange(1, len(slots))] = slots[0]
-    steps[at] = dataclasses.replace(steps[at], idx_mapping=slots)
+    steps[at] = dataclasses.replace(steps[at], host_rows=[slots, *steps[at].host_rows[1:]])
     return {**arguments, "steps": steps}
 
 
@@ -268,16 +270,16 @@ CONTRACTS = [
         has_objects=True,
         has_kernel=True,
         examples=0.5,
-        host=frozenset({"idx_mapping", "query_start_loc", "cu_num_logits"}),
+        host=frozenset({"host_rows", "state"}),
         is_affordable=is_affordable,
         specials=(two_rows_of_one_slot,),
         properties=(a_step_is_its_parts,),
         hard_cases={
             "some rows are prefilling, others draft": _any_step(
                 lambda _, step: (
-                    (np.diff(step.cu_num_logits[: len(step.idx_mapping) + 1]) > 1).any()
+                    (np.diff(step.host_rows[2][: len(step.host_rows[0]) + 1]) > 1).any()
                     and (step.state["num_computed_tokens"] < step.state["prefill_len"])[
-                        step.idx_mapping[step.idx_mapping >= 0]
+                        step.host_rows[0][step.host_rows[0] >= 0]
                     ].any()
                 )
             ),
@@ -292,7 +294,7 @@ CONTRACTS = [
                     )
                 )
             ),
-            "more than 256 rows": _any_step(lambda _, step: len(step.idx_mapping) > 256),
+            "more than 256 rows": _any_step(lambda _, step: len(step.host_rows[0]) > 256),
         },
     )
 ]

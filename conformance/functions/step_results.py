@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.functions.step_inputs import Step, steps
+from conformance.functions.step_inputs import Step, steps, two_rows_of_one_slot
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.sizes import rngs, sizes, vectors
 from conformance.laws.batches import MAX_INT32, IntArray, choices, deferred
@@ -165,7 +165,7 @@ CONTRACTS = [
         calls=count_calls(),
         written=frozenset({"num_sampled"}),
         dense=frozenset({"num_sampled"}),
-        specials=(overlapping,),
+        specials=(overlapping, two_rows_of_one_slot),
         checked_only="shares memory",
         has_kernel=True,
         hard_cases={
@@ -179,7 +179,7 @@ CONTRACTS = [
         calls=update_calls(),
         written=STATE,
         dense=STATE,
-        specials=(overlapping, half_of_drafts),
+        specials=(overlapping, two_rows_of_one_slot, half_of_drafts),
         checked_only="shares memory",
         has_kernel=True,
         hard_cases={
@@ -204,7 +204,7 @@ CONTRACTS = [
         calls=computed_calls(),
         written=frozenset({"num_computed_tokens"}),
         dense=frozenset({"num_computed_tokens"}),
-        specials=(overlapping,),
+        specials=(overlapping, two_rows_of_one_slot),
         checked_only="shares memory",
         has_kernel=True,
         hard_cases={"a dummy row": _has_dummy},

@@ -161,11 +161,16 @@ class HostTables:
         `idx_mapping` is int32 or int64[at most max_num_reqs], `num_computed_tokens`
         int32[max_num_reqs], both on the CPU.
         """
-        _rows, rows_at = locate_words("idx_mapping", idx_mapping)
-        computed_at = (0, 0)
+        rows_at, rows_step, _rows = locate_words("idx_mapping", idx_mapping)
+        computed_at = computed_step = 0
         if num_computed_tokens is not None:
-            _computed, computed_at = locate_words("num_computed_tokens", num_computed_tokens)
-        batch = (*rows_at, idx_mapping.nelement(), *computed_at)
+            computed_at, computed_step, _computed = locate_words(
+                "num_computed_tokens", num_computed_tokens
+            )
+        self.gather_at(rows_at, rows_step, idx_mapping.nelement(), computed_at, computed_step)
+
+    def gather_at(self, *batch: int) -> None:
+        """Gather the rows of a batch that is at these addresses; see `gather_on_host`."""
         gather_on_host(
             *self.rows, self._gathered.data_ptr(), *self._of_gathered, self._used, *batch
         )
@@ -182,11 +187,15 @@ class HostTables:
         `idx_mapping` is int32 or int64[num_reqs], `query_start_loc` int32[at least num_reqs + 1]
         and `positions` int64, all on the CPU.
         """
-        _rows, (rows_at, rows_step) = locate_words("idx_mapping", idx_mapping)
+        rows_at, rows_step, _rows = locate_words("idx_mapping", idx_mapping)
         starts_at, _starts = locate("query_start_loc", query_start_loc, INT32)
         positions_at, _positions = locate("positions", positions, INT64)
         num_tokens = min(positions.nelement(), num_tokens_padded)
-        batch = (rows_at, rows_step, idx_mapping.nelement(), starts_at, positions_at, num_tokens)
+        batch = (idx_mapping.nelement(), starts_at, positions_at, num_tokens)
+        self.fill_slots_at(rows_at, rows_step, *batch)
+
+    def fill_slots_at(self, *batch: int) -> None:
+        """Write the slots of a batch that is at these addresses; see `write_slots_of_groups`."""
         write_slots_of_groups(
             *self.rows, *batch, self._slots.data_ptr(), self._slots.shape[1], self._used
         )
