@@ -134,6 +134,8 @@ def _rehearse() -> None:
     )
     step = SimpleNamespace(num_scheduled_tokens={"a": 1, "b": 3, "c": 4})
     reorder_batch_to_split_decodes_and_prefills(requests, step)
+    counts = np.array([4, 3, 1], np.int32)
+    reorder_batch_to_split_decodes_and_prefills(requests, None, num_scheduled_tokens=counts)
     is_embed = torch.tensor([True, False, True], device="cpu")
     rows = scatter_mm_placeholders(torch.zeros(2, 8, dtype=torch.bfloat16, device="cpu"), is_embed)
     gather_mm_placeholders(rows, is_embed)
