@@ -96,7 +96,7 @@ from fast.layer_params import (
 )
 from fast.local_attention import make_local_attention_virtual_batches
 from fast.memory import MemorySnapshot, request_memory
-from fast.metadata import CommonAttentionMetadata, build_attn_metadata
+from fast.metadata import AttnMetadataPlan, CommonAttentionMetadata, build_attn_metadata
 from fast.multimodal import (
     MultiModalBudget,
     compute_mm_encoder_budget,
@@ -109,6 +109,7 @@ from fast.spec_decode import (
     reshape_attn_output_for_spec_decode,
     reshape_query_for_spec_decode,
 )
+from fast.step import StepBuffers, StepInputs, prepare_step
 from fast.step_inputs import (
     combine_sampled_and_draft_tokens,
     expand_idx_mapping,
@@ -140,6 +141,7 @@ __all__ = [
     "AttentionMetadataBuilder",
     "AttentionSpec",
     "AttentionType",
+    "AttnMetadataPlan",
     "BlockTables",
     "CacheConfig",
     "ChunkedLocalAttentionSpec",
@@ -167,6 +169,8 @@ __all__ = [
     "SchedulerConfig",
     "SlidingWindowSpec",
     "SpeculativeConfig",
+    "StepBuffers",
+    "StepInputs",
     "UBatchSlice",
     "UniformTypeKVCacheSpecs",
     "VllmConfig",
@@ -207,6 +211,7 @@ __all__ = [
     "prepare_kernel_block_sizes",
     "prepare_pos_seq_lens",
     "prepare_prefill_inputs",
+    "prepare_step",
     "reorder_batch_to_split_decodes_and_prefills",
     "request_memory",
     "reshape_attn_output_for_spec_decode",

@@ -6,7 +6,7 @@ that read the values of a tensor are for checked mode (`fast.checked_mode`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import countOf
 from types import UnionType
 from typing import Any, Final, TypeAlias
@@ -255,8 +255,18 @@ def check_entries(
     device: torch.device | None = None,
 ) -> None:
     """Check that a value is such a tensor, with at least `length` entries, or rows."""
-    check_tensor(name, value, dtype, ndim, device)
-    check_at_least(name, value.shape[0], length)
+    if not (
+        type(value) is Tensor
+        and value.dtype is dtype
+        and value.is_cpu
+        and value.ndim == ndim
+        and value.layout is STRIDED
+        and (ndim == 1 or not value.is_nested)
+        and (value.nelement() if ndim == 1 else value.shape[0]) >= length
+        and (device is None or device == CPU)
+    ):
+        check_tensor(name, value, dtype, ndim, device)
+        check_at_least(name, value.shape[0], length)
 
 
 def check_vector(name: str, value: Any, dtype: torch.dtype, length: int | None = None) -> None:
@@ -354,6 +364,21 @@ def find_first(wrong: npt.NDArray[np.bool_]) -> int:
     return int(wrong.argmax()) if wrong.any() else -1
 
 
+def check_range(
+    name: str,
+    at: IntArray,
+    values: IntArray,
+    least: Any,
+    most: Any,
+    why: Callable[[int], str] = lambda _: "",
+) -> None:
+    """Check that entries of a vector are in their ranges; `at` has their indices."""
+    k = find_first((values < least) | (values > most))
+    if k >= 0:
+        least, most = (np.broadcast_to(bound, values.shape)[k] for bound in (least, most))
+        raise ValueError(f"{name}[{at[k]}] is {values[k]}, expected {least} to {most}{why(k)}")
+
+
 def check_minimum(name: str, values: IntArray, minimum: int) -> None:
     at = find_first(values < minimum)
     if at >= 0:
@@ -389,6 +414,24 @@ def check_starts(name: str, starts: IntArray) -> None:
     check_order(name, starts)
 
 
+def check_row_starts(name: str, starts: IntArray, num_reqs: int) -> IntArray:
+    """Return where the tokens, or logits, of each batch row start, with the end, as int64."""
+    found = starts[: num_reqs + 1].astype(np.int64)
+    check_starts(name, found)
+    return found
+
+
+def check_request_slots(slots: IntArray, max_num_reqs: int) -> None:
+    """Check the request slots of batch rows, -1 for a dummy; no two rows have the same."""
+    row = find_first((slots < -1) | (slots >= max_num_reqs))
+    if row >= 0:
+        raise IndexError(f"idx_mapping[{row}] is {slots[row]}, expected -1 to {max_num_reqs - 1}")
+    _, first, place = np.unique(slots, return_index=True, return_inverse=True)
+    row = find_first((slots >= 0) & (first[place] < np.arange(len(slots))))
+    if row >= 0:
+        raise ValueError(f"idx_mapping[{row}] is {slots[row]}, the request slot of another row too")
+
+
 def check_states(
     name: str,
     value: Any,
@@ -398,7 +441,7 @@ def check_states(
     device: torch.device,
 ) -> None:
     """Check that a value is a tensor with an entry, or a row, for each request slot."""
-    check_tensor(name, value, dtype, ndim, device)
+    check_entries(name, value, dtype, ndim, 0, device)
     check_length(name, value.shape[0], max_num_reqs, "max_num_reqs = ")
 
 
@@ -411,18 +454,6 @@ def check_column(name: str, value: Any, max_num_reqs: int, device: torch.device)
             f"{name} has shape {tuple(value.shape)}, expected max_num_reqs = {max_num_reqs} entries"
         )
     check_on(name, value, device)
-
-
-def check_request_slots(slots: IntArray, max_num_reqs: int) -> None:
-    """Check the request slots of batch rows, -1 for a dummy; no two rows have the same."""
-    at = find_first((slots < -1) | (slots >= max_num_reqs))
-    if at >= 0:
-        raise IndexError(f"idx_mapping[{at}] is {slots[at]}, expected -1 to {max_num_reqs - 1}")
-    first = np.full(max_num_reqs + 1, len(slots))
-    np.minimum.at(first, slots, np.arange(len(slots)))  # a dummy's is the last entry
-    at = find_first((first[slots] < np.arange(len(slots))) & (slots >= 0))
-    if at >= 0:
-        raise ValueError(f"idx_mapping[{at}] is {slots[at]}, the request slot of another row too")
 
 
 def check_num_reqs(num_reqs: int, num_rows: int) -> None:

@@ -39,7 +39,7 @@ from fast.launch import launch_blocks, launch_threads, uses_kernels
 from fast.operators import check_not_traced
 from fast.pinned import upload
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
-from fast.slots import Layout, check_slots, compute_slot_mapping, flat
+from fast.slots import Layout, check_slots, compute_slot_mapping, flat, flat_words
 
 __all__ = [
     "NULL_BLOCK_ID",
@@ -122,7 +122,8 @@ class BlockTables:
         slots_shape = (len(groups), self.max_num_batched_tokens)
         self._slots = make_full(slots_shape, PAD_SLOT_ID, np.int64, self.device)
         # The first arguments of every kernel.
-        self._rows = (torch.from_numpy(groups).to(self.device), self._tables, self._num_blocks)
+        constants = torch.empty(groups.shape, dtype=torch.int64, device=self.device)
+        self._rows = (constants.copy_(torch.from_numpy(groups)), self._tables, self._num_blocks)
         self._table_views: dict[int, tuple[torch.Tensor, ...]] = {}  # by number of rows
         self._slot_views: dict[int, torch.Tensor] = {}  # by number of tokens
         self._gathered_version = self._gathered._version  # noqa: SLF001  (torch names it so)
@@ -251,10 +252,10 @@ class BlockTables:
         if self._host is not None:
             self._host.gather(idx_mapping, num_computed_tokens)
         else:
-            rows = words("idx_mapping", idx_mapping)
+            rows = flat_words("idx_mapping", idx_mapping)
             computed = rows[0], 0
             if num_computed_tokens is not None:
-                computed = words(name, num_computed_tokens)
+                computed = flat_words(name, num_computed_tokens)
             of_gathered = self._gathered, self._num_gathered
             launch_blocks(
                 kernels.gather_block_tables,
@@ -302,8 +303,8 @@ class BlockTables:
                 kernels.compute_slot_mappings,
                 *(self.max_num_batched_tokens, len(self.block_sizes)),
                 *(*self._rows[:2], self.max_num_reqs),
-                *(*words("idx_mapping", idx_mapping), num_reqs),
-                *words("query_start_loc", query_start_loc),
+                *(*flat_words("idx_mapping", idx_mapping), num_reqs),
+                *flat_words("query_start_loc", query_start_loc),
                 *(flat(places), places.stride(0), min(len(places), num_padded), self._slots),
             )
         return self._get_slot_view(num_padded)
@@ -407,14 +408,14 @@ class BlockTables:
                 self._gathered[offset : offset + num_reqs * width].view(num_reqs, width)
                 for offset, width in self._staged.groups[:, : WIDTH + 1].tolist()
             )
-            _keep(self._table_views, num_reqs, views)
+            keep(self._table_views, num_reqs, views)
         return views
 
     def _get_slot_view(self, num_tokens: int) -> torch.Tensor:
         view = self._slot_views.get(num_tokens)
         if view is None or is_checked():
             view = self._slots[:, :num_tokens]
-            _keep(self._slot_views, num_tokens, view)
+            keep(self._slot_views, num_tokens, view)
         return view
 
     def _notice_table_writes(self) -> None:
@@ -437,12 +438,6 @@ class BlockTables:
             self._slots_version = version
 
 
-def words(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return a vector's memory as 32-bit words in one dimension, and its stride in words."""
-    whole = plain(name, tensor)
-    return flat(whole).view(INT32), whole.element_size() // 4 * whole.stride(0)
-
-
 def make_full(
     shape: tuple[int, ...], value: int, dtype: type[np.integer[Any]], device: torch.device
 ) -> torch.Tensor:
@@ -452,7 +447,7 @@ def make_full(
     requests takes 1.3 times as long. NumPy requests huge pages from 4 MiB on, torch does not.
     Everything is written here, so no step has a page fault.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:  # of an empty array torch has other strides
         torch_dtype = torch.int32 if dtype is np.int32 else torch.int64
         return torch.full(shape, value, dtype=torch_dtype, device=device)
     array = np.empty(shape, dtype=dtype)
@@ -470,7 +465,8 @@ def _check_bools(name: str, values: list[bool] | None, num_groups: int) -> list[
     return values
 
 
-def _keep(views: dict[int, Any], size: int, view: Any) -> None:
+def keep(views: dict[Any, Any], size: Any, view: Any) -> None:
+    """Keep the views of a size, and forget others if there are too many."""
     if len(views) >= MAX_VIEWS:
         views.clear()
     views[size] = view

@@ -7,3 +7,6 @@ PAD_SLOT_ID: Final = -1
 
 NULL_BLOCK_ID: Final = 0
 """The block that no request owns; it fills the entries of a table without a block."""
+
+DUMMY_ROW: Final = -1
+"""The request slot of a batch row that is no request."""

@@ -182,6 +182,16 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((1 + sum((n - 1) * step for n, step in steps),), (1,))
 
 
+def flat_words(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return `flat` of a tensor, in words of 32 bits, and its strides in words.
+
+    Of an int64 a kernel reads the lower word, which comes first.
+    """
+    tensor = plain(name, tensor)
+    words = tensor.element_size() // 4
+    return flat(tensor).view(torch.int32), *(words * step for step in tensor.stride())
+
+
 def _check_layout(
     block_size: int, kernel_block_size: int | None, world_size: int, rank: int, interleave: int
 ) -> Layout:

@@ -12,26 +12,29 @@ import torch
 
 from fast._checks import (
     INT32,
+    INT32_OR_INT64,
     INT64,
     MAX_SIZE,
     IntArray,
+    check_column,
     check_entries,
     check_int,
     check_length,
     check_minimum,
-    check_starts,
+    check_range,
+    check_request_slots,
+    check_row_starts,
+    check_states,
     check_tensor,
     find_first,
 )
 from fast._native import step_inputs as loops
-from fast._native.memory import check_targets, plain, to_host
+from fast._native.memory import check_targets, to_host
 from fast.checked_mode import is_checked
 from fast.kernels import step_inputs as kernels
 from fast.launch import launch_blocks, launch_threads, uses_kernels
 from fast.operators import check_not_traced
-from fast.slots import flat
-
-INTS = (INT32, INT64)
+from fast.slots import flat, flat_words
 
 
 def prepare_pos_seq_lens(
@@ -48,35 +51,39 @@ def prepare_pos_seq_lens(
     Definition: `reference.prepare_pos_seq_lens`.
     """
     check_not_traced("prepare_pos_seq_lens")
-    check_tensor("idx_mapping", idx_mapping, INTS, 1)
+    check_tensor("idx_mapping", idx_mapping, INT32_OR_INT64, 1)
     device, num_reqs = idx_mapping.device, idx_mapping.shape[0]
     check_tensor("num_computed_tokens", num_computed_tokens, INT32, 1, device)
     check_tensor("pos", pos, INT64, 1, device)
     check_entries("query_start_loc", query_start_loc, INT32, 1, num_reqs + 1, device)
     check_entries("seq_lens", seq_lens, INT32, 1, num_reqs, device)
-    if is_checked():
+    checked, on_device = is_checked(), uses_kernels(idx_mapping)
+    if checked or on_device:  # otherwise the loop's caller checks what is written
+        read = {"idx_mapping": idx_mapping, "query_start_loc": query_start_loc}
+        read["num_computed_tokens"] = num_computed_tokens
+        check_targets({"pos": pos, "seq_lens": seq_lens}, read)
+    if checked:
         computed = to_host("num_computed_tokens", num_computed_tokens)
         slots, starts = _check_rows(idx_mapping, query_start_loc, len(computed))
         _check_num_tokens("pos", len(pos), starts)
         _check_states("num_computed_tokens", computed, slots, MAX_SIZE)
         _check_ends(computed, slots, starts, MAX_SIZE, str(MAX_SIZE), slots >= 0)
-    read = {"idx_mapping": idx_mapping, "query_start_loc": query_start_loc}
-    read["num_computed_tokens"] = num_computed_tokens
-    check_targets({"pos": pos, "seq_lens": seq_lens}, read)
 
-    if not uses_kernels(idx_mapping):
+    if not on_device:
         loops.fill_positions(idx_mapping, query_start_loc, num_computed_tokens, pos, seq_lens)
         return
+    torch.autograd.graph.increment_version([pos, seq_lens])  # torch does not see a kernel's writes
     launch_blocks(
         kernels.prepare_pos_seq_lens,
         num_reqs + (len(seq_lens) > num_reqs),
         1,
-        *_words("idx_mapping", idx_mapping),
+        *flat_words("idx_mapping", idx_mapping),
         num_reqs,
-        *_words("query_start_loc", query_start_loc),
-        *_words("num_computed_tokens", num_computed_tokens),
+        *flat_words("query_start_loc", query_start_loc),
+        *flat_words("num_computed_tokens", num_computed_tokens),
         len(num_computed_tokens),
-        *_written(pos, seq_lens),
+        flat(pos),
+        flat(seq_lens),
     )
 
 
@@ -96,21 +103,24 @@ def prepare_prefill_inputs(
     Definition: `reference.prepare_prefill_inputs`.
     """
     check_not_traced("prepare_prefill_inputs")
-    check_tensor("idx_mapping", idx_mapping, INTS, 1)
+    check_tensor("idx_mapping", idx_mapping, INT32_OR_INT64, 1)
     device, num_reqs = idx_mapping.device, idx_mapping.shape[0]
     check_tensor("input_ids", input_ids, INT32, 1, device)
     check_tensor("next_prefill_tokens", next_prefill_tokens, INT32, 2, device)
     check_tensor("all_token_ids", all_token_ids, INT32, 2, device)
     num_slots, width = all_token_ids.shape
-    _check_state_vector("prefill_len", prefill_len, num_slots, device)
-    _check_state_vector("num_computed_tokens", num_computed_tokens, num_slots, device)
-    if next_prefill_tokens.shape[1] != num_slots:
-        raise ValueError(
-            f"next_prefill_tokens has {next_prefill_tokens.shape[1]} columns, expected"
-            f" max_num_reqs = {num_slots}"
-        )
+    check_states("prefill_len", prefill_len, INT32, 1, num_slots, device)
+    check_states("num_computed_tokens", num_computed_tokens, INT32, 1, num_slots, device)
+    columns = next_prefill_tokens.shape[1]
+    check_length("next_prefill_tokens", columns, num_slots, "max_num_reqs = ", "columns")
     check_entries("query_start_loc", query_start_loc, INT32, 1, num_reqs + 1, device)
-    if is_checked():
+    checked, on_device = is_checked(), uses_kernels(idx_mapping)
+    if checked or on_device:  # otherwise the loop's caller checks what is written
+        read = {"idx_mapping": idx_mapping, "query_start_loc": query_start_loc}
+        read |= {"all_token_ids": all_token_ids, "prefill_len": prefill_len}
+        read["num_computed_tokens"] = num_computed_tokens
+        check_targets({"input_ids": input_ids, "next_prefill_tokens": next_prefill_tokens}, read)
+    if checked:
         slots, starts = _check_rows(idx_mapping, query_start_loc, num_slots)
         _check_num_tokens("input_ids", len(input_ids), starts)
         computed = to_host("num_computed_tokens", num_computed_tokens)
@@ -120,26 +130,32 @@ def prepare_prefill_inputs(
         is_prefilling = (slots >= 0) & (_at(computed, slots) < _at(known, slots))
         limit = f"the {width} columns of all_token_ids"
         _check_ends(computed, slots, starts, width, limit, is_prefilling)
-    read = {"idx_mapping": idx_mapping, "query_start_loc": query_start_loc}
-    read |= {"all_token_ids": all_token_ids, "prefill_len": prefill_len}
-    read["num_computed_tokens"] = num_computed_tokens
-    check_targets({"input_ids": input_ids, "next_prefill_tokens": next_prefill_tokens}, read)
 
-    if not uses_kernels(idx_mapping):
-        loops.fill_prefill_inputs(input_ids, next_prefill_tokens, **read)
+    if not on_device:
+        loops.fill_prefill_inputs(
+            input_ids,
+            next_prefill_tokens,
+            idx_mapping,
+            query_start_loc,
+            all_token_ids,
+            prefill_len,
+            num_computed_tokens,
+        )
         return
+    torch.autograd.graph.increment_version([input_ids, next_prefill_tokens])
     launch_blocks(
         kernels.prepare_prefill_inputs,
         num_reqs,
         1,
-        *_words("idx_mapping", idx_mapping),
+        *flat_words("idx_mapping", idx_mapping),
         num_reqs,
-        *_words("query_start_loc", query_start_loc),
-        *_words("all_token_ids", all_token_ids),
+        *flat_words("query_start_loc", query_start_loc),
+        *flat_words("all_token_ids", all_token_ids),
         width,
-        *_words("prefill_len", prefill_len),
-        *_words("num_computed_tokens", num_computed_tokens),
-        *_written(input_ids, next_prefill_tokens),
+        *flat_words("prefill_len", prefill_len),
+        *flat_words("num_computed_tokens", num_computed_tokens),
+        flat(input_ids),
+        flat(next_prefill_tokens).view(next_prefill_tokens.shape),
     )
 
 
@@ -163,21 +179,13 @@ def combine_sampled_and_draft_tokens(
     Definition: `reference.combine_sampled_and_draft_tokens`.
     """
     check_not_traced("combine_sampled_and_draft_tokens")
-    check_tensor("idx_mapping", idx_mapping, INTS, 1)
+    check_tensor("idx_mapping", idx_mapping, INT32_OR_INT64, 1)
     device, num_reqs = idx_mapping.device, idx_mapping.shape[0]
     check_tensor("input_ids", input_ids, INT32, 1, device)
     check_tensor("prefill_len", prefill_len, INT32, 1, device)
     num_slots = prefill_len.shape[0]
-    # A vector, or a matrix of one column.
-    is_matrix = isinstance(last_sampled_tokens, torch.Tensor) and last_sampled_tokens.dim() > 1
-    check_tensor("last_sampled_tokens", last_sampled_tokens, INTS, 1 + is_matrix, device)
-    if tuple(last_sampled_tokens.shape) not in ((num_slots,), (num_slots, 1)):
-        raise ValueError(
-            f"last_sampled_tokens has shape {tuple(last_sampled_tokens.shape)}, expected"
-            f" max_num_reqs = {num_slots} entries"
-        )
-    check_tensor("draft_tokens", draft_tokens, INTS, 2, device)
-    check_length("draft_tokens", len(draft_tokens), num_slots, "max_num_reqs = ")
+    check_column("last_sampled_tokens", last_sampled_tokens, num_slots, device)
+    check_states("draft_tokens", draft_tokens, INT32_OR_INT64, 2, num_slots, device)
     num_new_sampled = check_int("num_new_sampled_tokens", num_new_sampled_tokens, 0, 1)
     check_entries("query_start_loc", query_start_loc, INT32, 1, num_reqs + 1, device)
     check_entries("seq_lens", seq_lens, INT32, 1, num_reqs, device)
@@ -192,17 +200,20 @@ def combine_sampled_and_draft_tokens(
         "draft_tokens": draft_tokens,
         "cu_num_logits": cu_num_logits,
     }
-    if is_checked():
+    checked, on_device = is_checked(), uses_kernels(idx_mapping)
+    if checked or on_device:  # otherwise the loop's caller checks what is written
+        check_targets({"input_ids": input_ids}, read)
+    if checked:
         host = {name: to_host(name, tensor) for name, tensor in read.items()}
         _check_combination(host, len(input_ids), num_logits, num_new_sampled)
-    check_targets({"input_ids": input_ids}, read)
 
-    if not uses_kernels(idx_mapping):
+    if not on_device:
         return loops.fill_sampled_and_drafts(
             input_ids, **read, num_logits=num_logits, num_new_sampled=num_new_sampled
         )
     indices = torch.empty(num_logits, dtype=INT64, device=device)
-    words = {name: _words(name, tensor) for name, tensor in read.items()}
+    torch.autograd.graph.increment_version(input_ids)
+    words = {name: flat_words(name, tensor) for name, tensor in read.items()}
     launch_threads(
         kernels.combine_sampled_and_draft_tokens,
         num_logits,
@@ -217,7 +228,7 @@ def combine_sampled_and_draft_tokens(
         *draft_tokens.shape,
         *words["cu_num_logits"],
         num_new_sampled,
-        *_written(input_ids),
+        flat(input_ids),
         indices,
     )
     return indices
@@ -237,13 +248,13 @@ def expand_idx_mapping(
     Definition: `reference.expand_idx_mapping`.
     """
     check_not_traced("expand_idx_mapping")
-    check_tensor("idx_mapping", idx_mapping, INTS, 1)
+    check_tensor("idx_mapping", idx_mapping, INT32_OR_INT64, 1)
     most = check_int("max_expand_len", max_expand_len)
     total = check_int("total_num_logits", total_num_logits, 0)
     num_reqs = idx_mapping.shape[0]
     check_entries("cu_num_logits", cu_num_logits, INT32, 1, num_reqs + 1, idx_mapping.device)
     if is_checked():
-        _check_slots(to_host("idx_mapping", idx_mapping), MAX_SIZE + 1)
+        check_request_slots(to_host("idx_mapping", idx_mapping), MAX_SIZE + 1)
         cumulated = to_host("cu_num_logits", cu_num_logits)
         logits = _check_logits(cumulated, num_reqs, "total_num_logits", total)
         counts = np.diff(logits)
@@ -262,32 +273,14 @@ def expand_idx_mapping(
         kernels.expand_idx_mapping,
         total,
         1,
-        *_words("idx_mapping", idx_mapping),
+        *flat_words("idx_mapping", idx_mapping),
         num_reqs,
-        *_words("cu_num_logits", cu_num_logits),
+        *flat_words("cu_num_logits", cu_num_logits),
         idx_mapping.element_size() // 4,
         slots.view(INT32),
         numbers,
     )
     return slots, numbers
-
-
-def _words(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return a tensor's memory as 32-bit words in one dimension, and its strides in words."""
-    whole = plain(name, tensor)
-    words = whole.element_size() // 4
-    return flat(whole).view(INT32), *(words * step for step in whole.stride())
-
-
-def _written(*targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    for target in targets:
-        torch.autograd.graph.increment_version(target)  # torch does not see a kernel's writes
-    return targets
-
-
-def _check_state_vector(name: str, value: Any, num_slots: int, device: torch.device) -> None:
-    check_tensor(name, value, INT32, 1, device)
-    check_length(name, value.shape[0], num_slots, "max_num_reqs = ")
 
 
 def _at(values: IntArray, slots: IntArray) -> IntArray:
@@ -302,29 +295,13 @@ def _check_rows(
 ) -> tuple[IntArray, IntArray]:
     """Return the request slots of the rows, and where their tokens start, with the end."""
     slots = to_host("idx_mapping", idx_mapping)
-    _check_slots(slots, num_slots)
+    check_request_slots(slots, num_slots)
     starts = to_host("query_start_loc", query_start_loc)
-    return slots, _check_starts("query_start_loc", starts, len(slots))
-
-
-def _check_slots(slots: IntArray, num_slots: int) -> None:
-    row = find_first((slots < -1) | (slots >= num_slots))
-    if row >= 0:
-        raise ValueError(f"idx_mapping[{row}] is {slots[row]}, expected -1 to {num_slots - 1}")
-    _, first, place = np.unique(slots, return_index=True, return_inverse=True)
-    row = find_first((slots >= 0) & (first[place] < np.arange(len(slots))))
-    if row >= 0:
-        raise ValueError(f"idx_mapping[{row}] is {slots[row]}, the request slot of another row too")
-
-
-def _check_starts(name: str, starts: IntArray, num_reqs: int) -> IntArray:
-    found = starts[: num_reqs + 1].astype(np.int64)
-    check_starts(name, found)
-    return found
+    return slots, check_row_starts("query_start_loc", starts, len(slots))
 
 
 def _check_logits(cu_num_logits: IntArray, num_reqs: int, name: str, number: int) -> IntArray:
-    logits = _check_starts("cu_num_logits", cu_num_logits, num_reqs)
+    logits = check_row_starts("cu_num_logits", cu_num_logits, num_reqs)
     if logits[-1] != number:
         raise ValueError(f"cu_num_logits[{num_reqs}] is {logits[-1]}, but {name} is {number}")
     return logits
@@ -339,10 +316,8 @@ def _check_num_tokens(name: str, length: int, starts: IntArray) -> None:
 
 def _check_states(name: str, values: IntArray, slots: IntArray, most: int) -> None:
     """Check that the values of the rows' request slots are in `0 .. most`."""
-    rows = _at(values, slots)
-    row = find_first((rows < 0) | (rows > most))
-    if row >= 0:
-        raise ValueError(f"{name}[{slots[row]}] is {rows[row]}, expected 0 to {most}")
+    requests = slots[slots >= 0]
+    check_range(name, requests, values[requests], 0, most)
 
 
 def _check_ends(
@@ -363,8 +338,8 @@ def _check_combination(
 ) -> None:
     """Check the values of the arguments of `combine_sampled_and_draft_tokens`."""
     slots = host["idx_mapping"]
-    _check_slots(slots, len(host["prefill_len"]))
-    starts = _check_starts("query_start_loc", host["query_start_loc"], len(slots))
+    check_request_slots(slots, len(host["prefill_len"]))
+    starts = check_row_starts("query_start_loc", host["query_start_loc"], len(slots))
     logits = _check_logits(host["cu_num_logits"], len(slots), "num_logits", num_logits)
     _check_num_tokens("input_ids", num_ids, starts)
     lens = host["seq_lens"][: len(slots)].astype(np.int64)

@@ -1,6 +1,5 @@
 """Update the state of requests by the results of a step."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,19 @@ from fast._checks import (
     check_column,
     check_entries,
     check_length,
+    check_range,
     check_request_slots,
-    check_starts,
+    check_row_starts,
     check_states,
     check_tensor,
-    find_first,
 )
-from fast._native.memory import check_targets, plain, to_host
-from fast._native.step_results import add_query_lens, count_rejected, update_requests
+from fast._native import step_results as loops
+from fast._native.memory import check_targets, to_host
 from fast.checked_mode import is_checked
 from fast.kernels import step_results as kernels
 from fast.launch import launch_threads, uses_kernels
 from fast.operators import check_not_traced
-from fast.slots import flat
+from fast.slots import flat, flat_words
 
 
 def get_num_sampled_and_rejected(
@@ -52,33 +51,38 @@ def get_num_sampled_and_rejected(
     check_entries("seq_lens", seq_lens, INT32, 1, num_reqs, device)
     check_entries("cu_num_logits", cu_num_logits, INT32, 1, num_reqs + 1, device)
     check_tensor("prefill_len", prefill_len, INT32, 1, device)
-    read = {"seq_lens": seq_lens, "cu_num_logits": cu_num_logits, "idx_mapping": idx_mapping}
-    read["prefill_len"] = prefill_len
-    check_targets({"num_sampled": num_sampled}, read)
-    if is_checked():
+    checked, on_device = is_checked(), uses_kernels(idx_mapping)
+    if checked or on_device:  # otherwise the loop's caller checks what is written
+        read = {"seq_lens": seq_lens, "cu_num_logits": cu_num_logits, "idx_mapping": idx_mapping}
+        read["prefill_len"] = prefill_len
+        check_targets({"num_sampled": num_sampled}, read)
+    if checked:
         known = to_host("prefill_len", prefill_len)
-        slots, starts = _rows_on_host(idx_mapping, len(known), "cu_num_logits", cu_num_logits)
+        slots, starts = _check_rows(idx_mapping, len(known), "cu_num_logits", cu_num_logits)
         lens = to_host("seq_lens", seq_lens)[:num_reqs]
         rows = np.flatnonzero((slots >= 0) & (lens >= known[slots] if len(known) else False))
         numbers = to_host("num_sampled", num_sampled)[rows]
-        _check_range("num_sampled", rows, numbers, 0, np.diff(starts)[rows])
+        check_range("num_sampled", rows, numbers, 0, np.diff(starts)[rows])
 
-    if not uses_kernels(idx_mapping):
-        return num_sampled, count_rejected(num_sampled, **read)
+    if not on_device:
+        rejected = loops.count_rejected(
+            num_sampled, seq_lens, cu_num_logits, idx_mapping, prefill_len
+        )
+        return num_sampled, rejected
     num_rejected = num_sampled.new_empty(num_reqs)
+    torch.autograd.graph.increment_version(num_sampled)  # torch does not see a kernel's writes
     launch_threads(
         kernels.get_num_sampled_and_rejected,
         num_reqs,
         1,
         flat(num_sampled),
-        *_words("seq_lens", seq_lens),
-        *_words("cu_num_logits", cu_num_logits),
-        *_words("idx_mapping", idx_mapping),
-        *_words("prefill_len", prefill_len),
+        *flat_words("seq_lens", seq_lens),
+        *flat_words("cu_num_logits", cu_num_logits),
+        *flat_words("idx_mapping", idx_mapping),
+        *flat_words("prefill_len", prefill_len),
         prefill_len.shape[0],
         num_rejected,
     )
-    torch.autograd.graph.increment_version(num_sampled)
     return num_sampled, num_rejected
 
 
@@ -136,23 +140,27 @@ def post_update(
         "query_start_loc": query_start_loc,
         "draft_tokens": draft_tokens,
     }
+    checked, on_device = is_checked(), uses_kernels(idx_mapping)
     targets = {name: tensor for name, tensor in written.items() if tensor is not None}
-    check_targets(targets, {name: tensor for name, tensor in read.items() if tensor is not None})
-    if is_checked():
+    if checked or on_device:  # otherwise the loop's caller checks what is written
+        given = {name: tensor for name, tensor in read.items() if tensor is not None}
+        check_targets(targets, given)
+    if checked:
         _check_results(**read, **written)
 
-    if not uses_kernels(idx_mapping):
-        update_requests(**read, **written)
+    if not on_device:
+        loops.update_requests(**read, **written)
         return
-    rows = _words("idx_mapping", idx_mapping)
+    rows = flat_words("idx_mapping", idx_mapping)
     # What is left out is replaced by memory that is not read: no tokens, counts, or drafts.
     starts, counts, drafts, drafts_out = (rows[0], 0), total_len, (rows[0], 0, 0), total_len
     if query_start_loc is not None:
-        starts = _words("query_start_loc", query_start_loc)
+        starts = flat_words("query_start_loc", query_start_loc)
     if output_bin_counts is not None:
         counts = output_bin_counts
     if draft_tokens is not None and draft_tokens_out is not None:
-        drafts, drafts_out = _words("draft_tokens", draft_tokens), draft_tokens_out
+        drafts, drafts_out = flat_words("draft_tokens", draft_tokens), draft_tokens_out
+    torch.autograd.graph.increment_version(list(targets.values()))
     launch_threads(
         kernels.post_update,
         num_reqs,
@@ -163,10 +171,10 @@ def post_update(
         *_target(last_sampled_tokens),
         flat(counts),
         0 if output_bin_counts is None else output_bin_counts.shape[1],
-        *_words("sampled_tokens", sampled_tokens),
+        *flat_words("sampled_tokens", sampled_tokens),
         sampled_tokens.shape[1],
-        *_words("num_sampled", num_sampled),
-        *_words("num_rejected", num_rejected),
+        *flat_words("num_sampled", num_sampled),
+        *flat_words("num_rejected", num_rejected),
         *starts,
         flat(all_token_ids),
         all_token_ids.shape[1],
@@ -175,7 +183,6 @@ def post_update(
         0 if draft_tokens is None else draft_tokens.shape[1],
         *_target(drafts_out),
     )
-    torch.autograd.graph.increment_version(list(targets.values()))
 
 
 def post_update_num_computed_tokens(
@@ -194,36 +201,28 @@ def post_update_num_computed_tokens(
     num_reqs, device = idx_mapping.shape[0], idx_mapping.device
     check_tensor("num_computed_tokens", num_computed_tokens, INT32, 1, device)
     check_entries("query_start_loc", query_start_loc, INT32, 1, num_reqs + 1, device)
-    read = {"idx_mapping": idx_mapping, "query_start_loc": query_start_loc}
-    check_targets({"num_computed_tokens": num_computed_tokens}, read)
-    if is_checked():
+    checked, on_device = is_checked(), uses_kernels(idx_mapping)
+    if checked or on_device:  # otherwise the loop's caller checks what is written
+        read = {"idx_mapping": idx_mapping, "query_start_loc": query_start_loc}
+        check_targets({"num_computed_tokens": num_computed_tokens}, read)
+    if checked:
         computed = to_host("num_computed_tokens", num_computed_tokens)
-        slots, starts = _rows_on_host(idx_mapping, len(computed), *[*read.items()][1])
+        slots, starts = _check_rows(idx_mapping, len(computed), "query_start_loc", query_start_loc)
         _check_computed(computed, slots[slots >= 0], np.diff(starts)[slots >= 0])
 
-    if not uses_kernels(idx_mapping):
-        add_query_lens(idx_mapping, num_computed_tokens, query_start_loc)
+    if not on_device:
+        loops.add_query_lens(idx_mapping, num_computed_tokens, query_start_loc)
         return
+    torch.autograd.graph.increment_version(num_computed_tokens)
     launch_threads(
         kernels.post_update_num_computed_tokens,
         num_reqs,
         1,
-        *_words("idx_mapping", idx_mapping),
+        *flat_words("idx_mapping", idx_mapping),
         num_reqs,
         flat(num_computed_tokens),
-        *_words("query_start_loc", query_start_loc),
+        *flat_words("query_start_loc", query_start_loc),
     )
-    torch.autograd.graph.increment_version(num_computed_tokens)
-
-
-def _words(name: str, tensor: torch.Tensor) -> Any:
-    """Return a tensor's memory in words of 32 bits, for a kernel, and its strides in words.
-
-    Of an int64 a kernel reads the lower word, which comes first.
-    """
-    tensor = plain(name, tensor)
-    words = tensor.element_size() // 4
-    return flat(tensor).view(INT32), *(words * step for step in tensor.stride())
 
 
 def _target(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -252,32 +251,15 @@ def _check_drafts(
     check_length("draft_tokens_out", draft_tokens_out.shape[1], num_drafts, "num_drafts = ")
 
 
-def _rows_on_host(
+def _check_rows(
     idx_mapping: torch.Tensor, max_num_reqs: int, name: str, starts: torch.Tensor | None
 ) -> tuple[IntArray, IntArray]:
-    """Return the request slots of a batch and where its rows start, checked, for checked mode."""
+    """Return the request slots of the rows, and where their tokens, or logits, start."""
     slots = to_host("idx_mapping", idx_mapping)
     check_request_slots(slots, max_num_reqs)
     if starts is None:
         return slots, np.zeros(len(slots) + 1, np.int64)
-    found = to_host(name, starts)[: len(slots) + 1]
-    check_starts(name, found)
-    return slots, found.astype(np.int64)
-
-
-def _check_range(
-    name: str,
-    at: IntArray,
-    values: IntArray,
-    least: Any,
-    most: Any,
-    why: Callable[[int], str] = lambda _: "",
-) -> None:
-    """Check that entries of a vector are in their ranges; `at` has their indices."""
-    k = find_first((values < least) | (values > most))
-    if k >= 0:
-        least, most = (np.broadcast_to(bound, values.shape)[k] for bound in (least, most))
-        raise ValueError(f"{name}[{at[k]}] is {values[k]}, expected {least} to {most}{why(k)}")
+    return slots, check_row_starts(name, to_host(name, starts), len(slots))
 
 
 def _check_computed(computed: IntArray, slots: IntArray, growth: IntArray) -> None:
@@ -285,7 +267,7 @@ def _check_computed(computed: IntArray, slots: IntArray, growth: IntArray) -> No
     least, most = np.maximum(-growth, 0), MAX_SIZE - np.maximum(growth, 0)
     found = computed[slots]
     why = lambda k: f", as it changes by {growth[k]}"  # noqa: E731
-    _check_range("num_computed_tokens", slots, found, least, most, why)
+    check_range("num_computed_tokens", slots, found, least, most, why)
 
 
 def _check_results(
@@ -302,13 +284,11 @@ def _check_results(
 ) -> None:
     """Check the values of the arguments of `post_update`, for checked mode."""
     computed = to_host("num_computed_tokens", num_computed_tokens)
-    all_slots, starts = _rows_on_host(
-        idx_mapping, len(computed), "query_start_loc", query_start_loc
-    )
+    all_slots, starts = _check_rows(idx_mapping, len(computed), "query_start_loc", query_start_loc)
     rows = np.flatnonzero(all_slots >= 0)
     slots = all_slots[rows]
     numbers = to_host("num_sampled", num_sampled)[rows].astype(np.int64)
-    _check_range("num_sampled", rows, numbers, 0, sampled_tokens.shape[1])
+    check_range("num_sampled", rows, numbers, 0, sampled_tokens.shape[1])
     most = MAX_SIZE if output_bin_counts is None else output_bin_counts.shape[1] - 1
     tokens = to_host("sampled_tokens", sampled_tokens)[rows]
     is_sampled = np.arange(tokens.shape[1]) < numbers[:, None]
@@ -320,7 +300,7 @@ def _check_results(
         )
     width, lens = all_token_ids.shape[1], to_host("total_len", total_len)[slots]
     why = lambda k: f", as {numbers[k]} of {width} tokens are new"  # noqa: E731
-    _check_range("total_len", slots, lens, 0, width - numbers, why)
+    check_range("total_len", slots, lens, 0, width - numbers, why)
     rejected = to_host("num_rejected", num_rejected)[rows].astype(np.int64)
-    _check_range("num_rejected", rows, rejected, 0, MAX_SIZE)
+    check_range("num_rejected", rows, rejected, 0, MAX_SIZE)
     _check_computed(computed, slots, np.diff(starts)[rows] - rejected)

@@ -113,7 +113,7 @@ from reference.layer_params import (
 )
 from reference.local_attention import make_local_attention_virtual_batches
 from reference.memory import MemorySnapshot, request_memory
-from reference.metadata import CommonAttentionMetadata, build_attn_metadata
+from reference.metadata import AttnMetadataPlan, CommonAttentionMetadata, build_attn_metadata
 from reference.multimodal import (
     MultiModalBudget,
     compute_mm_encoder_budget,
@@ -126,6 +126,7 @@ from reference.spec_decode import (
     reshape_attn_output_for_spec_decode,
     reshape_query_for_spec_decode,
 )
+from reference.step import StepBuffers, StepInputs, prepare_step
 from reference.step_inputs import (
     combine_sampled_and_draft_tokens,
     expand_idx_mapping,
@@ -156,6 +157,7 @@ __all__ = [
     "AttentionMetadataBuilder",
     "AttentionSpec",
     "AttentionType",
+    "AttnMetadataPlan",
     "BlockTables",
     "CacheConfig",
     "ChunkedLocalAttentionSpec",
@@ -183,6 +185,8 @@ __all__ = [
     "SchedulerConfig",
     "SlidingWindowSpec",
     "SpeculativeConfig",
+    "StepBuffers",
+    "StepInputs",
     "UBatchSlice",
     "UniformTypeKVCacheSpecs",
     "VllmConfig",
@@ -227,6 +231,7 @@ __all__ = [
     "prepare_kernel_block_sizes",
     "prepare_pos_seq_lens",
     "prepare_prefill_inputs",
+    "prepare_step",
     "reorder_batch_to_split_decodes_and_prefills",
     "request_memory",
     "reshape_attn_output_for_spec_decode",

@@ -23,6 +23,9 @@ Dtypes: TypeAlias = type[Any] | Sequence[type[Any]]
 MAX_INT32 = 2**31 - 1
 """The greatest size, and the greatest block ID."""
 
+DUMMY_ROW = -1
+"""The request slot of a batch row that is no request."""
+
 MAX_INT64 = 2**63 - 1
 """The greatest number of bytes, of a request's scheduled tokens, and of entries in a dimension."""
 
@@ -291,14 +294,16 @@ def check_row_starts(name: str, value: object, num_reqs: int) -> list[int]:
 
 
 def check_request_slots(idx_mapping: object, max_num_reqs: int) -> list[int]:
-    """Return the request slot of each batch row, -1 for a dummy; no two rows have the same."""
+    """Return the request slot of each batch row, or `DUMMY_ROW`; no two rows have the same."""
     slots: list[int] = check_array("idx_mapping", idx_mapping, COUNT_DTYPES, 1).tolist()
     rows: dict[int, int] = {}
     for row, slot in enumerate(slots):
-        if not -1 <= slot < max_num_reqs:
-            raise IndexError(f"idx_mapping[{row}] is {slot}, expected -1 to {max_num_reqs - 1}")
+        if not DUMMY_ROW <= slot < max_num_reqs:
+            raise IndexError(
+                f"idx_mapping[{row}] is {slot}, expected {DUMMY_ROW} to {max_num_reqs - 1}"
+            )
     for row, slot in enumerate(slots):
-        if slot >= 0 and rows.setdefault(slot, row) != row:
+        if slot != DUMMY_ROW and rows.setdefault(slot, row) != row:
             raise ValueError(f"idx_mapping[{row}] is {slot}, the request slot of another row too")
     return slots
 

@@ -67,6 +67,10 @@ class BlockTables:
         sliding_window_reach: For each group, how many computed tokens before the new ones are read;
             0: all. None: 0 for all. Ignored if there are several ranks.
 
+    Attributes:
+        max_num_reqs: As given.
+        max_num_batched_tokens: As given.
+
     Raises:
         TypeError: An argument of the wrong type.
         ValueError: A size outside 1 .. 2**31 - 1, a list without an entry for each group, a rank
@@ -109,8 +113,8 @@ class BlockTables:
     ) -> None:
         self._block_sizes = check_ints("block_sizes", block_sizes, 1, MAX_INT32)
         self._num_groups = len(self._block_sizes)
-        self._max_num_reqs = check_size("max_num_reqs", max_num_reqs)
-        self._max_num_batched_tokens = check_size("max_num_batched_tokens", max_num_batched_tokens)
+        self.max_num_reqs = check_size("max_num_reqs", max_num_reqs)
+        self.max_num_batched_tokens = check_size("max_num_batched_tokens", max_num_batched_tokens)
         check_list("max_num_blocks_per_group", max_num_blocks_per_group, self._num_groups)
         self._max_blocks = check_ints(
             "max_num_blocks_per_group", max_num_blocks_per_group, 1, MAX_INT32
@@ -131,25 +135,25 @@ class BlockTables:
                 name = f"block_sizes[{group}]"
                 check_divisor("cp_interleave", self._cp_interleave, name, size)
                 check_product(name, size, "cp_size", self._cp_size)
-        num_bytes = 4 * self._max_num_reqs * sum(self._max_blocks)
-        num_bytes += 8 * self._num_groups * self._max_num_batched_tokens
+        num_bytes = 4 * self.max_num_reqs * sum(self._max_blocks)
+        num_bytes += 8 * self._num_groups * self.max_num_batched_tokens
         if num_bytes > MAX_INT64:
             raise ValueError(
-                f"max_num_reqs {self._max_num_reqs}, max_num_batched_tokens "
-                f"{self._max_num_batched_tokens} and max_num_blocks_per_group of "
+                f"max_num_reqs {self.max_num_reqs}, max_num_batched_tokens "
+                f"{self.max_num_batched_tokens} and max_num_blocks_per_group of "
                 f"{sum(self._max_blocks)} in all make tables of more than {MAX_INT64} bytes"
             )
         self._rows: list[list[list[int]]] = [  # by group and request slot
-            [[] for _ in range(self._max_num_reqs)] for _ in self._block_sizes
+            [[] for _ in range(self.max_num_reqs)] for _ in self._block_sizes
         ]
         # The rows as they will be when the staged writes are applied.
         self._staged_rows = [list(rows) for rows in self._rows]
         self._gathered = [
-            np.full((self._max_num_reqs, width), NULL_BLOCK_ID, np.int32)
+            np.full((self.max_num_reqs, width), NULL_BLOCK_ID, np.int32)
             for width in self._max_blocks
         ]
         self._slots = np.full(
-            (self._num_groups, self._max_num_batched_tokens), PAD_SLOT_ID, np.int64
+            (self._num_groups, self.max_num_batched_tokens), PAD_SLOT_ID, np.int64
         )
 
     def _check_bools(self, name: str, values: list[bool] | None) -> list[bool]:
@@ -189,7 +193,7 @@ class BlockTables:
             >>> tables.gather_block_tables(np.array([0, 1], np.int32), 2)[0].tolist()
             [[5, 9, 4], [8, 0, 0]]
         """
-        slot = check_index("req_index", req_index, self._max_num_reqs)
+        slot = check_index("req_index", req_index, self.max_num_reqs)
         check_bool("overwrite", overwrite)
         check_list("new_block_ids", new_block_ids, self._num_groups)
         new_rows: list[list[int]] = []
@@ -243,8 +247,8 @@ class BlockTables:
                 dimensions or of computed tokens, a slot that two rows have, a negative number of
                 computed tokens. Nothing is written.
         """
-        slots = check_request_slots(idx_mapping, self._max_num_reqs)
-        num_padded = check_int("num_reqs_padded", num_reqs_padded, 0, self._max_num_reqs)
+        slots = check_request_slots(idx_mapping, self.max_num_reqs)
+        num_padded = check_int("num_reqs_padded", num_reqs_padded, 0, self.max_num_reqs)
         if len(slots) > num_padded:
             raise ValueError(
                 f"idx_mapping has {len(slots)} entries, but num_reqs_padded is {num_padded}"
@@ -252,7 +256,7 @@ class BlockTables:
         computed = [0] * len(slots)
         if num_computed_tokens is not None:
             name = "num_computed_tokens"
-            array = check_states(name, num_computed_tokens, np.int32, 1, self._max_num_reqs)
+            array = check_states(name, num_computed_tokens, np.int32, 1, self.max_num_reqs)
             for row, slot in enumerate(slots):
                 if slot >= 0:
                     computed[row] = check_int(f"{name}[{slot}]", array[slot], 0, MAX_INT32)
@@ -286,7 +290,7 @@ class BlockTables:
             TypeError: A number that is not an int.
             ValueError: A number out of range.
         """
-        num_reqs = check_int("num_reqs", num_reqs, 0, self._max_num_reqs)
+        num_reqs = check_int("num_reqs", num_reqs, 0, self.max_num_reqs)
         for gathered in self._gathered:
             gathered[:] = NULL_BLOCK_ID
         return tuple(gathered[:num_reqs] for gathered in self._gathered)
@@ -326,15 +330,15 @@ class BlockTables:
                 number out of range; in a group whose slots are computed, a negative position, or
                 one that is in no column of the row. Nothing is written.
         """
-        slots = check_request_slots(idx_mapping, self._max_num_reqs)
-        if len(slots) > self._max_num_reqs:
+        slots = check_request_slots(idx_mapping, self.max_num_reqs)
+        if len(slots) > self.max_num_reqs:
             raise ValueError(
-                f"idx_mapping has {len(slots)} entries, expected at most {self._max_num_reqs}"
+                f"idx_mapping has {len(slots)} entries, expected at most {self.max_num_reqs}"
             )
         starts = check_row_starts("query_start_loc", query_start_loc, len(slots))
         check_array("positions", positions, np.int64, 1)
         num_padded = check_int(
-            "num_tokens_padded", num_tokens_padded, 0, self._max_num_batched_tokens
+            "num_tokens_padded", num_tokens_padded, 0, self.max_num_batched_tokens
         )
         last = f"query_start_loc[{len(slots)}] is {starts[-1]}"
         if starts[-1] > len(positions):
@@ -387,6 +391,6 @@ class BlockTables:
             TypeError: A number that is not an int.
             ValueError: A number out of range.
         """
-        num_tokens = check_int("num_tokens", num_tokens, 0, self._max_num_batched_tokens)
+        num_tokens = check_int("num_tokens", num_tokens, 0, self.max_num_batched_tokens)
         self._slots[:] = PAD_SLOT_ID
         return self._slots[:, :num_tokens]

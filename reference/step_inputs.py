@@ -11,22 +11,22 @@ import numpy as np
 
 from reference._checks import (
     COUNT_DTYPES,
+    DUMMY_ROW,
     MAX_INT32,
     Array,
     Int32Array,
     Int64Array,
     IntArray,
     check_array,
+    check_column,
     check_int,
-    check_length,
     check_not_negative,
+    check_request_slots,
+    check_row_starts,
     check_size,
-    check_starts,
+    check_states,
     check_written,
 )
-
-DUMMY_ROW = -1
-"""The request slot of a row that is no request."""
 
 
 def prepare_pos_seq_lens(
@@ -53,10 +53,11 @@ def prepare_pos_seq_lens(
 
     Raises:
         TypeError: An argument of the wrong type or dtype.
-        ValueError: A request slot that does not exist or that two rows have, starts that do not
-            begin at 0 or that decrease, too few entries to write, a negative number of computed
-            tokens, a length above 2**31 - 1; an array to write that is not contiguous, is
-            read-only or shares memory. Nothing is written.
+        IndexError: A request slot that does not exist.
+        ValueError: A request slot that two rows have, starts that do not begin at 0 or that
+            decrease, too few entries to write, a negative number of computed tokens, a length above
+            2**31 - 1; an array to write that is not contiguous, is read-only or shares memory.
+            Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -75,7 +76,8 @@ def prepare_pos_seq_lens(
     """
     num_slots = len(check_array("num_computed_tokens", num_computed_tokens, np.int32, 1))
     check_array("pos", pos, np.int64, 1)
-    slots, starts = _read_rows(idx_mapping, query_start_loc, num_slots)
+    slots = check_request_slots(idx_mapping, num_slots)
+    starts = check_row_starts("query_start_loc", query_start_loc, len(slots))
     check_array("seq_lens", seq_lens, np.int32, 1, len(slots))
     _check_tokens("pos", pos, starts)
     computed = _read_computed(num_computed_tokens, slots)
@@ -129,11 +131,11 @@ def prepare_prefill_inputs(
 
     Raises:
         TypeError: An argument of the wrong type or dtype.
-        ValueError: Arrays of different `max_num_reqs`, a request slot that does not exist or that
-            two rows have, starts that do not begin at 0 or that decrease, more tokens than
-            `input_ids`, a negative count, a prefill length or tokens of a prefilling row past
-            `max_model_len`; an array to write that is not contiguous, is read-only or shares
-            memory. Nothing is written.
+        IndexError: A request slot that does not exist.
+        ValueError: Arrays of different `max_num_reqs`, a request slot that two rows have, starts
+            that do not begin at 0 or that decrease, more tokens than `input_ids`, a negative count,
+            a prefill length or tokens of a prefilling row past `max_model_len`; an array to write
+            that is not contiguous, is read-only or shares memory. Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -155,20 +157,23 @@ def prepare_prefill_inputs(
     check_array("input_ids", input_ids, np.int32, 1)
     check_array("next_prefill_tokens", next_prefill_tokens, np.int32, 2)
     num_slots, width = check_array("all_token_ids", all_token_ids, np.int32, 2).shape
-    _check_states("prefill_len", prefill_len, num_slots)
-    _check_states("num_computed_tokens", num_computed_tokens, num_slots)
+    check_states("prefill_len", prefill_len, np.int32, 1, num_slots)
+    check_states("num_computed_tokens", num_computed_tokens, np.int32, 1, num_slots)
     if next_prefill_tokens.shape[1] != num_slots:
         raise ValueError(
             f"next_prefill_tokens has {next_prefill_tokens.shape[1]} columns, expected "
             f"max_num_reqs = {num_slots}"
         )
-    slots, starts = _read_rows(idx_mapping, query_start_loc, num_slots)
+    slots = check_request_slots(idx_mapping, num_slots)
+    starts = check_row_starts("query_start_loc", query_start_loc, len(slots))
     _check_tokens("input_ids", input_ids, starts)
     computed = _read_computed(num_computed_tokens, slots)
     for slot in _of_requests(slots):
         check_int(f"prefill_len[{slot}]", prefill_len[slot], 0, width)
     prefilling = [
-        row for row, slot in enumerate(slots) if slot >= 0 and computed[row] < prefill_len[slot]
+        row
+        for row, slot in enumerate(slots)
+        if slot != DUMMY_ROW and computed[row] < prefill_len[slot]
     ]
     for row in prefilling:
         num_new = starts[row + 1] - starts[row]
@@ -232,12 +237,13 @@ def combine_sampled_and_draft_tokens(
 
     Raises:
         TypeError: An argument of the wrong type or dtype.
-        ValueError: Arrays of different `max_num_reqs`, a request slot that does not exist or that
-            two rows have, starts that do not begin at 0 or that decrease, another `num_logits`,
-            more tokens than `input_ids`, more logits than tokens in a row, negative lengths, more
-            drafts than `draft_tokens` has columns or than the row has tokens past `prefill_len`, a
-            token to write that is no int32; an `input_ids` that is not contiguous, is read-only or
-            shares memory. Nothing is written.
+        IndexError: A request slot that does not exist.
+        ValueError: Arrays of different `max_num_reqs`, a request slot that two rows have, starts
+            that do not begin at 0 or that decrease, another `num_logits`, more tokens than
+            `input_ids`, more logits than tokens in a row, negative lengths, more drafts than
+            `draft_tokens` has columns or than the row has tokens past `prefill_len`, a token to
+            write that is no int32; an `input_ids` that is not contiguous, is read-only or shares
+            memory. Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -261,16 +267,11 @@ def combine_sampled_and_draft_tokens(
     """
     check_array("input_ids", input_ids, np.int32, 1)
     num_slots = len(check_array("prefill_len", prefill_len, np.int32, 1))
-    sampled = check_array("last_sampled_tokens", last_sampled_tokens, COUNT_DTYPES, None)
-    if sampled.shape not in ((num_slots,), (num_slots, 1)):
-        raise ValueError(
-            f"last_sampled_tokens has shape {sampled.shape}, expected max_num_reqs = {num_slots} "
-            "entries"
-        )
-    check_array("draft_tokens", draft_tokens, COUNT_DTYPES, 2)
-    check_length("draft_tokens", len(draft_tokens), num_slots, "max_num_reqs = ")
+    sampled = check_column("last_sampled_tokens", last_sampled_tokens, COUNT_DTYPES, num_slots)
+    check_states("draft_tokens", draft_tokens, COUNT_DTYPES, 2, num_slots)
     num_new_sampled = check_int("num_new_sampled_tokens", num_new_sampled_tokens, 0, 1)
-    slots, starts = _read_rows(idx_mapping, query_start_loc, num_slots)
+    slots = check_request_slots(idx_mapping, num_slots)
+    starts = check_row_starts("query_start_loc", query_start_loc, len(slots))
     lens: list[int] = check_array("seq_lens", seq_lens, np.int32, 1, len(slots)).tolist()
     logits = _read_logits(cu_num_logits, len(slots), "num_logits", num_logits)
     _check_tokens("input_ids", input_ids, starts)
@@ -327,8 +328,9 @@ def expand_idx_mapping(
 
     Raises:
         TypeError: An argument of the wrong type or dtype.
-        ValueError: A request slot below -1 or that two rows have, starts that do not begin at 0 or
-            that decrease, another `total_num_logits`, more than `max_expand_len` logits in a row.
+        IndexError: A request slot below -1, or of 2**31 or more.
+        ValueError: A request slot that two rows have, starts that do not begin at 0 or that
+            decrease, another `total_num_logits`, more than `max_expand_len` logits in a row.
 
     Example:
         >>> import numpy as np
@@ -340,7 +342,7 @@ def expand_idx_mapping(
 
     Source: the definition is kvtwin's own; the name is that of vLLM's second runner.
     """
-    slots = _read_slots(idx_mapping, MAX_INT32 + 1)
+    slots = check_request_slots(idx_mapping, MAX_INT32 + 1)
     most = check_size("max_expand_len", max_expand_len)
     logits = _read_logits(cu_num_logits, len(slots), "total_num_logits", total_num_logits)
     owners: list[int] = []
@@ -357,35 +359,10 @@ def expand_idx_mapping(
     return np.array(owners, idx_mapping.dtype), np.array(numbers, np.int32)
 
 
-def _read_rows(
-    idx_mapping: object, query_start_loc: object, num_slots: int
-) -> tuple[list[int], list[int]]:
-    """Return the request slots of the rows, and where their tokens start, with the end."""
-    slots = _read_slots(idx_mapping, num_slots)
-    return slots, _read_starts("query_start_loc", query_start_loc, len(slots))
-
-
-def _read_slots(idx_mapping: object, num_slots: int) -> list[int]:
-    slots: list[int] = check_array("idx_mapping", idx_mapping, COUNT_DTYPES, 1).tolist()
-    rows: dict[int, int] = {}
-    for row, slot in enumerate(slots):
-        check_int(f"idx_mapping[{row}]", slot, DUMMY_ROW, num_slots - 1)
-    for row, slot in enumerate(slots):
-        if slot != DUMMY_ROW and rows.setdefault(slot, row) != row:
-            raise ValueError(f"idx_mapping[{row}] is {slot}, the request slot of another row too")
-    return slots
-
-
-def _read_starts(name: str, value: object, num_reqs: int) -> list[int]:
-    starts: list[int] = check_array(name, value, np.int32, 1, num_reqs + 1).tolist()
-    check_starts(name, starts[: num_reqs + 1])
-    return starts[: num_reqs + 1]
-
-
 def _read_logits(cu_num_logits: object, num_reqs: int, name: str, number: object) -> list[int]:
     """Return where the logits of each row start; their number is given too, by `name`."""
     total = check_int(name, number, 0, MAX_INT32)
-    logits = _read_starts("cu_num_logits", cu_num_logits, num_reqs)
+    logits = check_row_starts("cu_num_logits", cu_num_logits, num_reqs)
     if logits[-1] != total:
         raise ValueError(f"cu_num_logits[{num_reqs}] is {logits[-1]}, but {name} is {total}")
     return logits
@@ -405,7 +382,7 @@ def _read_computed(num_computed_tokens: Int32Array, slots: list[int]) -> list[in
     """Return how many tokens each row has computed; 0 for a dummy row."""
     for slot in _of_requests(slots):
         check_int(f"num_computed_tokens[{slot}]", num_computed_tokens[slot], 0, MAX_INT32)
-    return [int(num_computed_tokens[slot]) if slot >= 0 else 0 for slot in slots]
+    return [int(num_computed_tokens[slot]) if slot != DUMMY_ROW else 0 for slot in slots]
 
 
 def _of_requests(slots: list[int]) -> list[int]:
@@ -414,11 +391,9 @@ def _of_requests(slots: list[int]) -> list[int]:
 
 def _past_what_is_known(slots: list[int], lens: list[int], prefill_len: Int32Array) -> list[int]:
     """Return the rows whose sequences end past what is known of their request slots."""
-    return [row for row, slot in enumerate(slots) if slot >= 0 and lens[row] > prefill_len[slot]]
-
-
-def _check_states(name: str, value: object, num_slots: int) -> None:
-    check_length(name, len(check_array(name, value, np.int32, 1)), num_slots, "max_num_reqs = ")
+    return [
+        row for row, slot in enumerate(slots) if slot != DUMMY_ROW and lens[row] > prefill_len[slot]
+    ]
 
 
 def _check_tokens(name: str, array: Array, starts: list[int]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from reference._checks import (
     COUNT_DTYPES,
+    DUMMY_ROW,
     MAX_INT32,
     Int32Array,
     IntArray,
@@ -49,10 +50,11 @@ def get_num_sampled_and_rejected(
 
     Raises:
         TypeError: An argument of the wrong type or dtype.
+        IndexError: A request slot that does not exist.
         ValueError: A wrong length or number of dimensions; starts that do not begin at 0, or
-            decrease; a slot that does not exist or occurs twice; a row that samples fewer than 0
-            tokens or more than it has logits; a `num_sampled` that is not contiguous, is read-only
-            or shares memory with another argument. Nothing is written.
+            decrease; a request slot that two rows have; a row that samples fewer than 0 tokens or
+            more than it has logits; a `num_sampled` that is not contiguous, is read-only or shares
+            memory with another argument. Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -67,7 +69,7 @@ def get_num_sampled_and_rejected(
         >>> sampled is num_sampled, sampled.tolist(), rejected.tolist()
         (True, [1, 0, 2], [0, 0, 2])
 
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Source: the definition is kvtwin's own; the name is that of vLLM's second runner.
     """
     check_array("prefill_len", prefill_len, np.int32, 1)
     slots = check_request_slots(idx_mapping, len(prefill_len))
@@ -80,7 +82,7 @@ def get_num_sampled_and_rejected(
     sampled: list[int] = num_sampled.tolist()
     rejected = [0] * num_reqs
     for row, slot in enumerate(slots):
-        if slot < 0:
+        if slot == DUMMY_ROW:
             continue
         if seq_lens[row] < prefill_len[slot]:
             sampled[row] = 0
@@ -144,12 +146,13 @@ def post_update(
 
     Raises:
         TypeError: An argument of the wrong type or dtype.
-        ValueError: A wrong shape; starts that do not begin at 0, or decrease; a slot that does not
-            exist or occurs twice; fewer than 0 sampled tokens, or more than `max_num_sampled` or
-            than `all_token_ids` has room for; a sampled token below 0, past `vocab_size` or past
-            int32; fewer than 0 rejected tokens; a number of computed tokens that would be negative
-            or past int32; draft tokens without their state, or the reverse; a state that is not
-            contiguous, is read-only or shares memory with another argument. Nothing is written.
+        IndexError: A request slot that does not exist.
+        ValueError: A wrong shape; starts that do not begin at 0, or decrease; a request slot that
+            two rows have; fewer than 0 sampled tokens, or more than `max_num_sampled` or than
+            `all_token_ids` has room for; a sampled token below 0, past `vocab_size` or past int32;
+            fewer than 0 rejected tokens; a number of computed tokens that would be negative or past
+            int32; draft tokens without their state, or the reverse; a state that is not contiguous,
+            is read-only or shares memory with another argument. Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -173,24 +176,24 @@ def post_update(
         >>> all_token_ids[0, 8:].tolist()
         [21, 22, 0, 0]
 
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Source: the definition is kvtwin's own; the name is that of vLLM's second runner.
     """
     max_num_reqs = len(check_array("num_computed_tokens", num_computed_tokens, np.int32, 1))
-    slots = check_request_slots(idx_mapping, max_num_reqs)
-    num_reqs = len(slots)
     check_column("last_sampled_tokens", last_sampled_tokens, COUNT_DTYPES, max_num_reqs)
     vocab_size = MAX_INT32 + 1
     if output_bin_counts is not None:
         check_states("output_bin_counts", output_bin_counts, np.int32, 2, max_num_reqs)
         vocab_size = output_bin_counts.shape[1]
+    check_states("all_token_ids", all_token_ids, np.int32, 2, max_num_reqs)
+    check_states("total_len", total_len, np.int32, 1, max_num_reqs)
+    slots = check_request_slots(idx_mapping, max_num_reqs)
+    num_reqs = len(slots)
     check_array("sampled_tokens", sampled_tokens, COUNT_DTYPES, 2, num_reqs)
     check_array("num_sampled", num_sampled, np.int32, 1, num_reqs)
     check_array("num_rejected", num_rejected, np.int32, 1, num_reqs)
     starts = [0] * (num_reqs + 1)
     if query_start_loc is not None:
         starts = check_row_starts("query_start_loc", query_start_loc, num_reqs)
-    check_states("all_token_ids", all_token_ids, np.int32, 2, max_num_reqs)
-    check_states("total_len", total_len, np.int32, 1, max_num_reqs)
     _check_drafts(draft_tokens, draft_tokens_out, num_reqs, max_num_reqs)
     written = {
         "num_computed_tokens": num_computed_tokens,
@@ -205,29 +208,24 @@ def post_update(
         {name: array for name, array in written.items() if array is not None},
         [array for array in read if array is not None],
     )
-    updates: list[tuple[int, int, list[int], int]] = []
-    for row, slot in enumerate(slots):
-        if slot < 0:
-            continue
-        width = sampled_tokens.shape[1]
-        number = check_int(f"num_sampled[{row}]", num_sampled[row], 0, width)
-        tokens: list[int] = sampled_tokens[row, :number].tolist()
-        for at, token in enumerate(tokens):
-            check_int(f"sampled_tokens[{row}, {at}]", token, 0, vocab_size - 1)
-        _check_room(slot, int(total_len[slot]), number, all_token_ids.shape[1])
-        rejected = check_int(f"num_rejected[{row}]", num_rejected[row], 0, MAX_INT32)
-        growth = starts[row + 1] - starts[row] - rejected
-        _check_computed(slot, int(num_computed_tokens[slot]), growth)
-        updates.append((row, slot, tokens, growth))
+    requests = [(row, slot) for row, slot in enumerate(slots) if slot != DUMMY_ROW]
+    tokens = _read_sampled(sampled_tokens, num_sampled, slots, vocab_size)
+    for row, slot in requests:
+        _check_room(slot, int(total_len[slot]), len(tokens[row]), all_token_ids.shape[1])
+    growth = [starts[row + 1] - starts[row] for row in range(num_reqs)]
+    for row, _ in requests:
+        growth[row] -= check_int(f"num_rejected[{row}]", num_rejected[row], 0, MAX_INT32)
+    for row, slot in requests:
+        _check_computed(slot, int(num_computed_tokens[slot]), growth[row])
 
-    for row, slot, tokens, growth in updates:
-        for token in tokens:
+    for row, slot in requests:
+        for token in tokens[row]:
             all_token_ids[slot, total_len[slot]] = token
             total_len[slot] += 1
             last_sampled_tokens[slot] = token
             if output_bin_counts is not None:
                 np.add.at(output_bin_counts, (slot, token), 1)  # it wraps without a warning
-        num_computed_tokens[slot] += growth
+        num_computed_tokens[slot] += growth[row]
         if draft_tokens is not None and draft_tokens_out is not None:
             draft_tokens_out[slot] = draft_tokens[row]
 
@@ -246,6 +244,21 @@ def _check_drafts(
     drafts = check_array("draft_tokens", draft_tokens, COUNT_DTYPES, 2, num_reqs)
     state = check_states("draft_tokens_out", draft_tokens_out, drafts.dtype.type, 2, max_num_reqs)
     check_length("draft_tokens_out", state.shape[1], drafts.shape[1], "num_drafts = ")
+
+
+def _read_sampled(
+    sampled_tokens: IntArray, num_sampled: Int32Array, slots: list[int], vocab_size: int
+) -> list[list[int]]:
+    """Return the tokens that were sampled for each row; none for a dummy row."""
+    tokens: list[list[int]] = [[] for _ in slots]
+    for row, slot in enumerate(slots):
+        if slot != DUMMY_ROW:
+            number = check_int(f"num_sampled[{row}]", num_sampled[row], 0, sampled_tokens.shape[1])
+            tokens[row] = sampled_tokens[row, :number].tolist()
+    for row, sampled in enumerate(tokens):
+        for at, token in enumerate(sampled):
+            check_int(f"sampled_tokens[{row}, {at}]", token, 0, vocab_size - 1)
+    return tokens
 
 
 def _check_room(slot: int, length: int, num_new: int, max_model_len: int) -> None:
@@ -283,10 +296,11 @@ def post_update_num_computed_tokens(
 
     Raises:
         TypeError: An argument of the wrong type or dtype.
+        IndexError: A request slot that does not exist.
         ValueError: A wrong length or number of dimensions; starts that do not begin at 0, or
-            decrease; a slot that does not exist or occurs twice; a number of computed tokens that
-            would be negative or past int32; a `num_computed_tokens` that is not contiguous, is
-            read-only or shares memory with another argument. Nothing is written.
+            decrease; a request slot that two rows have; a number of computed tokens that would be
+            negative or past int32; a `num_computed_tokens` that is not contiguous, is read-only or
+            shares memory with another argument. Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -296,16 +310,16 @@ def post_update_num_computed_tokens(
         >>> num_computed_tokens.tolist()
         [7, 4, 5]
 
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Source: the definition is kvtwin's own; the name is that of vLLM's second runner.
     """
     check_array("num_computed_tokens", num_computed_tokens, np.int32, 1)
     slots = check_request_slots(idx_mapping, len(num_computed_tokens))
     starts = check_row_starts("query_start_loc", query_start_loc, len(slots))
     check_written({"num_computed_tokens": num_computed_tokens}, [idx_mapping, query_start_loc])
     for row, slot in enumerate(slots):
-        if slot >= 0:
+        if slot != DUMMY_ROW:
             _check_computed(slot, int(num_computed_tokens[slot]), starts[row + 1] - starts[row])
 
     for row, slot in enumerate(slots):
-        if slot >= 0:
+        if slot != DUMMY_ROW:
             num_computed_tokens[slot] += starts[row + 1] - starts[row]

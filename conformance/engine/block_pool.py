@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from conformance.engine.request import Request
 
 BlockKey: TypeAlias = tuple[int, tuple[int, ...]]
 """The content of a full block: its KV cache group, and all tokens of the sequence up to its end."""
+
+NULL_BLOCK = 0
+"""It is never handed out."""
 
 
 class BlockPool:
@@ -103,7 +106,7 @@ class PrefixCache:
 
     Example:
         >>> pool = BlockPool(9)
-        >>> cache = PrefixCache(pool, [2, 4])
+        >>> cache = PrefixCache(pool, [2, 4], lambda num_computed_tokens: [0, 0])
         >>> request = Request("a", [5, 6, 7, 8, 9], 1, num_computed_tokens=5)
         >>> request.block_ids = pool.get_new_blocks(3), pool.get_new_blocks(2)
         >>> cache.cache_full_blocks(request)
@@ -113,31 +116,44 @@ class PrefixCache:
         (0, ([], []))
     """
 
-    def __init__(self, pool: BlockPool, block_sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_sizes: Sequence[int],
+        # Counts the blocks before a window, for each group, for a number of computed tokens.
+        num_skipped_of: Callable[[int], Sequence[int]],
+    ) -> None:
         self._pool = pool
         self._block_sizes = block_sizes
+        self._num_skipped_of = num_skipped_of
 
     def cache_full_blocks(self, request: Request) -> None:
         """Let other requests find the blocks that a request's computed tokens fill."""
         for group, size in enumerate(self._block_sizes):
             for column in range(request.num_computed_tokens // size):
                 prefix = tuple(request.token_ids[: (column + 1) * size])
-                self._pool.cache_block((group, prefix), request.block_ids[group][column])
+                if request.block_ids[group][column] != NULL_BLOCK:
+                    self._pool.cache_block((group, prefix), request.block_ids[group][column])
 
     def find_longest_prefix(self, request: Request) -> tuple[int, tuple[list[int], ...]]:
         """Return the longest computed prefix of a request that fills blocks of all groups.
 
-        It is returned as its length in tokens, and its blocks for each group. At least one token is
-        left to compute, since the logits of the last one are needed.
+        It is returned as its length in tokens, and its blocks for each group, the null block in
+        place of those before the window. At least one token is left to compute, since the logits of
+        the last one are needed.
         """
         common = math.lcm(*self._block_sizes)
         for num_tokens in range((request.num_tokens - 1) // common * common, 0, -common):
             found = [
                 [
-                    self._pool.get_cached_block((group, tuple(request.token_ids[:end])))
+                    NULL_BLOCK
+                    if end <= skipped * size
+                    else self._pool.get_cached_block((group, tuple(request.token_ids[:end])))
                     for end in range(size, num_tokens + 1, size)
                 ]
-                for group, size in enumerate(self._block_sizes)
+                for group, (size, skipped) in enumerate(
+                    zip(self._block_sizes, self._num_skipped_of(num_tokens), strict=True)
+                )
             ]
             known = [[b for b in block_ids if b is not None] for block_ids in found]
             if known == found:

@@ -1,9 +1,10 @@
 """The scheduler: which requests run in a step, with how many tokens and in which blocks.
 
 Requests are served first come, first served. A prompt is prefilled in chunks, as large as the
-step's token budget allows. Blocks come from one pool for all KV cache groups. When it runs dry, the
-request admitted last is preempted: its blocks are freed, and later it is computed again from its
-first token, or from the end of a prefix that is still cached.
+step's token budget allows. Blocks come from one pool for all KV cache groups; those before a
+sliding window are freed. When the pool runs dry, the request admitted last is preempted: its blocks
+are freed, and later it is computed again from its first token, or from the end of a prefix that is
+still cached.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from conformance.engine.block_pool import BlockPool, PrefixCache
+from conformance.engine.block_pool import NULL_BLOCK, BlockPool, PrefixCache
 from conformance.engine.request import Request
 
 NO_LIMIT = 2**31 - 1
@@ -26,6 +27,8 @@ class EngineSettings:
 
     block_sizes: Sequence[int]  # tokens in a block of each KV cache group
     num_blocks: int  # blocks of the pool of all groups, the null block included
+    # For each group, how many computed tokens before the new ones are read; 0: all.
+    sliding_window_reach: Sequence[int] = ()
     reuses_latest_block: bool = False  # whether the block that was freed last is handed out first
     shares_prefixes: bool = False  # whether full blocks of a common prefix are shared
     token_budget: int = 2048  # the most tokens in one step
@@ -53,6 +56,14 @@ class EngineSettings:
     def num_blocks_of(self, num_tokens: int) -> list[int]:
         """Count the blocks of a sequence of so many tokens, for each KV cache group."""
         return [-(-num_tokens // block_size) for block_size in self.block_sizes]
+
+    def num_skipped_of(self, num_computed_tokens: int) -> list[int]:
+        """Count the blocks that lie wholly before the window, for each KV cache group."""
+        reaches = self.sliding_window_reach or [0] * len(self.block_sizes)
+        return [
+            max(num_computed_tokens - reach, 0) // size if reach else 0
+            for size, reach in zip(self.block_sizes, reaches, strict=True)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +100,13 @@ class SchedulerOutput:
     num_scheduled_tokens: dict[str, int]
     num_computed_tokens: dict[str, int]  # tokens of each request in the cache before the step
     num_prompt_tokens: dict[str, int]  # length of each request's prompt
-    token_ids: dict[str, list[int]]  # all tokens of each request, up to the last new one
+    token_ids: dict[str, list[int]]  # the known tokens of each request
+    spec_token_ids: dict[str, list[int]]  # the drafts after them, which are among the new tokens
     # For each request and KV cache group, the blocks that it gets. They are all blocks of a request
     # that is new or resumed.
     new_block_ids: dict[str, list[list[int]]]
+    # All its blocks; the null block where one was freed, as it lies before the window.
+    block_ids: dict[str, list[list[int]]]
 
     @property
     def removed_req_ids(self) -> list[str]:
@@ -135,9 +149,11 @@ class Scheduler:
         self.num_preemptions = 0
         self._settings = settings
         self._pool = BlockPool(settings.num_blocks, reuses_latest=settings.reuses_latest_block)
-        self._prefix_cache = (
-            PrefixCache(self._pool, settings.block_sizes) if settings.shares_prefixes else None
-        )
+        self._prefix_cache: PrefixCache | None = None
+        if settings.shares_prefixes:
+            self._prefix_cache = PrefixCache(
+                self._pool, settings.block_sizes, settings.num_skipped_of
+            )
         self._longest = longest_request(settings)
         self._finished_req_ids: list[str] = []
         self._preempted_req_ids: list[str] = []
@@ -260,13 +276,15 @@ class Scheduler:
         )
         num_known = request.num_tokens + len(request.spec_token_ids)
         end = min(num_known, self._settings.max_model_len, request.num_computed_tokens + maximum)
+        if not is_admitted:
+            self._free_skipped(request)
         missing = [
             max(0, needed - len(block_ids))
             for needed, block_ids in zip(
                 self._settings.num_blocks_of(end), request.block_ids, strict=True
             )
         ]
-        cached = [b for block_ids in request.block_ids for b in block_ids] if is_admitted else []
+        cached = _without_null(request.block_ids) if is_admitted else []
         num_revived = sum(self._pool.ref_count(block_id) == 0 for block_id in cached)
         if sum(missing) + num_revived > self._pool.num_free_blocks:
             return False
@@ -285,9 +303,16 @@ class Scheduler:
         step.budget -= num_scheduled_tokens
         return True
 
+    def _free_skipped(self, request: Request) -> None:
+        """Free the blocks that lie before the window; nothing reads them any more."""
+        counts = self._settings.num_skipped_of(request.num_computed_tokens)
+        for block_ids, count in zip(request.block_ids, counts, strict=True):
+            self._pool.free_blocks(_without_null([block_ids[:count]]))
+            block_ids[:count] = [NULL_BLOCK] * count
+
     def _free(self, request: Request) -> None:
         for block_ids in request.block_ids:
-            self._pool.free_blocks(block_ids)
+            self._pool.free_blocks(_without_null([block_ids]))
         request.block_ids = ()
         request.spec_token_ids = []
 
@@ -304,14 +329,17 @@ class Scheduler:
             num_scheduled_tokens=step.num_scheduled_tokens,
             num_computed_tokens=starts,
             num_prompt_tokens={r.request_id: r.num_prompt_tokens for r in step.scheduled},
-            token_ids={
-                r.request_id: (r.token_ids + r.spec_token_ids)[: ends[r.request_id]]
-                for r in step.scheduled
-            },
+            token_ids={r.request_id: list(r.token_ids) for r in step.scheduled},
+            spec_token_ids={r.request_id: list(r.spec_token_ids) for r in step.scheduled},
             new_block_ids=step.new_block_ids,
+            block_ids={r.request_id: [list(ids) for ids in r.block_ids] for r in step.scheduled},
         )
         self._finished_req_ids, self._preempted_req_ids = [], []
         return output
+
+
+def _without_null(block_ids: Iterable[Sequence[int]]) -> list[int]:
+    return [block_id for of_group in block_ids for block_id in of_group if block_id != NULL_BLOCK]
 
 
 def longest_request(settings: EngineSettings) -> int:
@@ -334,7 +362,7 @@ def longest_request(settings: EngineSettings) -> int:
 def serve(
     scheduler: Scheduler,
     requests: Iterable[tuple[float, Request]],
-    execute: Callable[[SchedulerOutput], Mapping[str, list[int]]],
+    execute: Callable[[SchedulerOutput], Sequence[Mapping[str, list[int]]]],
     duration: Callable[[SchedulerOutput], float],
 ) -> Iterator[SchedulerOutput]:
     """Yield step after step, as executed, until every request has ended.
@@ -342,7 +370,7 @@ def serve(
     Args:
         scheduler: A new scheduler.
         requests: Pairs of an arrival time and a request, sorted by time, in any unit.
-        execute: Computes a step, and returns the tokens of its `sampled_req_ids`.
+        execute: Computes a step, and returns its results, as `update_from_output` takes them.
         duration: Returns how long a step takes on the simulated clock.
     """
     arrivals, clock = deque(requests), 0.0
@@ -354,5 +382,5 @@ def serve(
         step = scheduler.schedule()
         if step is not None:
             clock += duration(step)
-            scheduler.update_from_output(step, execute(step))
+            scheduler.update_from_output(step, *execute(step))
             yield step

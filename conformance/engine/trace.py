@@ -171,7 +171,7 @@ def serve_trace(
     return serve(
         Scheduler(settings),
         arrivals,
-        execute=lambda step: {req_id: [0] for req_id in step.sampled_req_ids},
+        execute=lambda step: [{req_id: [0] for req_id in step.sampled_req_ids}],
         duration=lambda step: (
             SECONDS_PER_STEP + SECONDS_PER_TOKEN * sum(step.num_scheduled_tokens.values())
         ),

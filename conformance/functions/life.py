@@ -7,6 +7,8 @@ and end. So an example is plain data, the steps of a worker, and both twins run 
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -14,8 +16,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from conformance.engine.block_pool import NULL_BLOCK
 from conformance.engine.request import Request
-from conformance.engine.runner import Runner
+from conformance.engine.runner import Inputs, Runner
 from conformance.engine.scheduler import (
     NO_LIMIT,
     EngineSettings,
@@ -38,8 +41,19 @@ class Setup(EngineSettings, Drawn):
     """How the engine is set up, as an argument of a story."""
 
 
+@dataclasses.dataclass(kw_only=True)
 class Step(SchedulerOutput, Drawn):
-    """A step, as an argument of a story."""
+    """A step and its results, as an argument of a story."""
+
+    sampled_token_ids: dict[str, list[int]]  # as for `Scheduler.update_from_output`
+    new_draft_token_ids: dict[str, list[int]]
+    is_at_once: bool  # whether it is prepared by `prepare_step`
+    counts_first: bool  # whether its tokens are counted as computed before sampling
+
+    def tokens_of(self, name: str) -> list[int]:
+        """Return the tokens of a request up to the last new one."""
+        tokens = self.token_ids[name] + self.spec_token_ids[name]
+        return tokens[: self.num_computed_tokens[name] + self.num_scheduled_tokens[name]]
 
 
 # Drawing.
@@ -55,7 +69,7 @@ plans = st.fixed_dictionaries(
             st.tuples(
                 st.integers(1, 20),
                 st.integers(1, 16),
-                sometimes,
+                st.sampled_from((None, 0, None, 0, 1, 2)),
                 st.sampled_from((6, 6, 5, 3, 1)),
             ),
             max_size=3,
@@ -66,8 +80,10 @@ plans = st.fixed_dictionaries(
         "chunk": st.sampled_from((NO_LIMIT, NO_LIMIT, 7, 5, 3, 2, 1)),
         "skips": sometimes,
         "admits": st.sampled_from((True, True, True, False)),
-        "accepts": st.integers(0, 3),
-        "drafts": st.integers(0, 3),
+        "accepts": st.sampled_from((1, 0, 2, 3)),
+        "drafts": st.sampled_from((3, 2, 1, 0)),
+        "is_at_once": st.booleans(),
+        "counts_first": st.booleans(),
     }
 )
 
@@ -80,18 +96,21 @@ def lives(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     block_sizes = list(draw(st.sampled_from(sizes)))
     longest = draw(st.sampled_from((120, 96) if is_large else (26, 16, 12)))
     needed = sum(-(-longest // size) for size in block_sizes)
+    reach = st.sampled_from((0, 0, 1, 4, 9, 30))
     setup = Setup(
         block_sizes=block_sizes,
+        sliding_window_reach=[draw(reach) for _ in block_sizes],
         num_blocks=1 + needed + draw(st.integers(0, needed)),
         reuses_latest_block=draw(st.booleans()),
         shares_prefixes=True,
         max_model_len=longest,
         max_num_seqs=draw(st.integers(2, 5)),
         token_budget=draw(st.sampled_from((64, 18))),
-        num_speculative_tokens=draw(st.integers(0, 3)),
+        num_speculative_tokens=draw(st.sampled_from((2, 3, 0, 1))),
         padding=draw(st.sampled_from((1, 3, 4, 8))),
     )
-    drawn = draw(st.lists(plans, min_size=1, max_size=14))
+    least = draw(st.sampled_from((1, 1, 9)))
+    drawn = draw(st.lists(plans, min_size=least, max_size=14))
     scale = 4 if is_large else 1
     return st.just({"setup": setup, "steps": [*_scheduled(setup, drawn, scale)]})
 
@@ -129,7 +148,6 @@ def _scheduled(setup: Setup, plans: Sequence[dict[str, Any]], scale: int) -> Ite
         output = scheduler.schedule(policy)
         if output is None:
             continue
-        yield Step(**vars(output))
         sampled, drafts = {}, {}
         for request in scheduler.running:
             if request.request_id in output.sampled_req_ids:
@@ -138,123 +156,104 @@ def _scheduled(setup: Setup, plans: Sequence[dict[str, Any]], scale: int) -> Ite
                 sampled[request.request_id] = [*accepted, next(tokens)]
                 number = min(plan["drafts"], setup.num_speculative_tokens)
                 drafts[request.request_id] = [next(tokens) for _ in range(number)]
+        yield Step(
+            **vars(output),
+            sampled_token_ids=sampled,
+            new_draft_token_ids=drafts,
+            is_at_once=plan["is_at_once"],
+            counts_first=plan["counts_first"],
+        )
         scheduler.update_from_output(output, sampled, drafts)
 
 
 # Running.
 
 
-class Buffer:
-    """A `CpuGpuBuffer`, which an implementation may lack; each copy is a new array of the twin."""
-
-    def __init__(self, twin: Twin, size: int, dtype: str) -> None:
-        self.np = np.zeros(size, dtype)
-        self._twin = twin
-
-    def copy_to_gpu(self, count: int) -> Any:
-        return array_of(self._twin, self.np[:count])
-
-    def on_cpu(self, count: int) -> Any:
-        copied = self.np[:count].copy()
-        return copied if self._twin.device is None else torch.from_numpy(copied)
-
-
-def array_of(twin: Twin, values: Any) -> Any:
-    made = np.array(values)
-    return made if twin.device is None else torch.from_numpy(made).to(twin.device)
-
-
 class Worker:
-    """A worker in one twin: a runner, and what attention backends call with its batches.
-
-    In even steps a row of the block tables is a position in the batch: rows of requests that left
-    are cleared, the last ones move into the holes, and a swap of two positions swaps their rows. In
-    odd steps rows are looked up: holes keep their contents, and a swap moves no row.
-    """
+    """A worker in one twin: a runner, and what attention backends call with its batches."""
 
     def __init__(self, twin: Twin, setup: Setup) -> None:
         self.twin, self.setup = twin, setup
-        self.max_num_reqs = setup.padded(setup.max_num_seqs)
-        self.tables = twin.function("BlockTables")(
-            block_sizes=list(setup.block_sizes),
-            max_num_reqs=self.max_num_reqs,
-            max_num_batched_tokens=setup.padded(setup.token_budget),
-            max_model_len=setup.max_model_len,
-            device=twin.device,
-            pin_memory=False,
-        )
+        has_all = twin.target is None or twin.target.offers("prepare_step", "StepBuffers")
+        self.runner = Runner(setup, twin, has_prepare_step=has_all)
         self.reorder = twin.function("reorder_batch_to_split_decodes_and_prefills")
-        self.runner = Runner(
-            setup, self.call, self.reorder, lambda size, dtype: Buffer(twin, size, dtype)
-        )
-
-    def call(self, method: str, *args: Any) -> Any:
-        return self.twin.method("BlockTables", self.tables, method)(*args)
 
     def execute(self, number: int, step: Step) -> Results:
         runner, results, threshold = self.runner, Results(), self.setup.decode_threshold
-        rows_are_positions = number % 2 == 0
-        runner.update(step, compacts=rows_are_positions)
-        every = array_of(self.twin, np.arange(self.max_num_reqs, dtype=np.int32))
-        results["rows"] = frozen(self.call("gather_block_tables", every))
+        runner.update(step)
         copied = runner.batch.copy()
-        results["moved"] = runner.reorder(step, threshold, swaps_rows=rows_are_positions)
+        results["moved"] = runner.reorder(step, threshold)
         results["moved into four regions"] = self.reorder(copied, step, threshold + 3, regions=4)
         results["order"] = list(runner.batch.req_ids)
         results["order of four regions"] = list(copied.req_ids)
-        tables, slots = runner.gather(step)
-        results["slots"] = frozen(slots)
-        results["metadata"] = self._metadata(tables, slots)
+        inputs = runner.prepare(step, is_at_once=step.is_at_once)
+        results["inputs"] = {name: getattr(inputs, name) for name in Inputs._fields}
+        slots = [runner.slots.slot_of[name] for name in results["order"]]
+        results["metadata"] = self._metadata(inputs, slots)
         if number % 3 == 2:  # as runners write padding; the next calls must not depend on it
-            results |= frozen({"metadata": results["metadata"]})
-            for table in tables:
-                table[...] = STALE
-            slots[...] = STALE
+            results = frozen(results)
+            for array in (*inputs.block_tables, inputs.slot_mappings):
+                array[...] = STALE
         self._derive(results)
+        runner.finish(
+            step.sampled_token_ids, step.new_draft_token_ids, counts_first=step.counts_first
+        )
+        state = runner.buffers.num_computed_tokens, runner.total_len, runner.buffers.all_token_ids
+        results["state"] = [values[slots] for values in state]
         return frozen(results)  # type: ignore[no-any-return]
 
-    def _metadata(self, tables: Any, slots: Any) -> list[Any]:
-        batch = self.runner.buffers
-        num_reqs, num_starts = batch.num_padded_reqs, batch.num_padded_reqs + 1
-        seq_lens = batch.seq_lens.np[:num_reqs]
-        given = batch.query_start_loc.copy_to_gpu(num_starts)
-        ranks = self.twin.function("get_dcp_local_seq_lens")(array_of(self.twin, seq_lens), 2, 0)
+    def _metadata(self, inputs: Any, slots: list[int]) -> list[Any]:
+        twin, rows = self.twin, self.runner.rows
+        num_padded = rows.num_reqs_padded
+        starts, computed, seq_lens = np.zeros((3, num_padded + 1), np.int32)
+        starts[: len(rows.query_start_loc)] = rows.query_start_loc
+        starts[len(rows.query_start_loc) :] = rows.query_start_loc[-1]
+        computed[: len(slots)] = self.runner.batch.num_computed_tokens_cpu[: len(slots)]
+        seq_lens[:num_padded] = computed[:num_padded] + np.diff(starts)
+        starts_cpu, computed_cpu, seq_lens_cpu = (
+            values if twin.device is None else torch.from_numpy(values)
+            for values in (starts, computed[:num_padded], seq_lens[:num_padded])
+        )
+        fields = {
+            "query_start_loc": inputs.query_start_loc,
+            "query_start_loc_cpu": starts_cpu,
+            "seq_lens": inputs.seq_lens,
+            "seq_lens_cpu": seq_lens_cpu,
+            "num_computed_tokens_cpu": computed_cpu,
+            "num_reqs": num_padded,
+            "num_actual_tokens": rows.num_tokens_padded,
+            "max_query_len": int(np.diff(starts).max()),
+            "max_seq_len": int(seq_lens.max()),
+            "logits_indices_padded": inputs.logits_indices,
+            "num_logits_indices": len(inputs.logits_indices),
+            "dcp_local_seq_lens": twin.function("get_dcp_local_seq_lens")(inputs.seq_lens, 2, 0),
+            "positions": inputs.positions,
+        }
+        cls = twin.find("CommonAttentionMetadata")
+        known = inspect.signature(cls).parameters  # that of an engine may have no `positions`
+        fields = {name: value for name, value in fields.items() if name in known}
         return [
-            self.twin.find("CommonAttentionMetadata")(
-                query_start_loc=given,
-                query_start_loc_cpu=batch.query_start_loc.on_cpu(num_starts),
-                seq_lens=batch.seq_lens.copy_to_gpu(num_reqs),
-                seq_lens_cpu=batch.seq_lens.on_cpu(num_reqs),
-                num_computed_tokens_cpu=batch.num_computed_tokens.on_cpu(num_reqs),
-                num_reqs=num_reqs,
-                num_actual_tokens=batch.num_padded_tokens,
-                max_query_len=int(np.diff(batch.query_start_loc.np[:num_starts]).max()),
-                max_seq_len=int(seq_lens.max()),
-                block_table_tensor=table,
-                slot_mapping=slots[group],
-                logits_indices_padded=batch.logits_indices.copy_to_gpu(num_reqs),
-                num_logits_indices=batch.num_reqs,
-                dcp_local_seq_lens=ranks,
-            )
-            for group, table in enumerate(tables)
+            cls(**fields, block_table_tensor=table, slot_mapping=inputs.slot_mappings[group])
+            for group, table in enumerate(inputs.block_tables)
         ]
 
     def _derive(self, results: Results) -> None:
         """Call what attention backends call with a batch's metadata."""
-        function, batch = self.twin.function, self.runner.buffers
+        function, rows, num_reqs = self.twin.function, self.runner.rows, len(results["order"])
         threshold = self.setup.decode_threshold
         for size, metadata in zip(self.setup.block_sizes, results["metadata"], strict=True):
             function("CommonAttentionMetadata.validate")(metadata, size)
         metadata = results["metadata"][-1]
+        num_tokens = int(rows.query_start_loc[-1])
         unpadded = function("CommonAttentionMetadata.unpadded")
-        results["unpadded"] = unpadded(metadata, batch.num_tokens, batch.num_reqs)
+        results["unpadded"] = unpadded(metadata, num_tokens, num_reqs)
         results["split"] = [
             function("split_decodes_and_prefills")(metadata, threshold),
             function("split_decodes_and_prefills")(metadata, threshold, require_uniform=True),
             function("split_decodes_prefills_and_extends")(metadata, threshold),
         ]
-        counts = np.diff(metadata.query_start_loc_cpu)[: batch.num_reqs].astype(np.int32)
-        points = sorted({batch.num_tokens // 3, batch.num_tokens // 2} - {0})
+        counts = np.diff(rows.query_start_loc).astype(np.int32)
+        points = sorted({num_tokens // 3, num_tokens // 2} - {0})
         slices = function("create_ubatch_slices")(counts, points)
         results["micro-batches"] = function("split_attn_metadata")(slices, metadata)
         local = function("make_local_attention_virtual_batches")
@@ -275,37 +274,76 @@ def serve(twin: Twin, *, setup: Setup, steps: list[Step]) -> list[Results]:
 
 
 def each_token_reads_its_own_sequence(_: Target, arguments: Arguments) -> None:
-    """Each token finds the keys of its own sequence in the cache, and no slot is written twice."""
+    """Each token finds the keys of its own sequence in the cache, and no slot is written twice.
+
+    Of a sliding window only what the tokens see is there; no table shows other blocks than those
+    that its request has.
+    """
     setup = arguments["setup"]
+    reaches = setup.sliding_window_reach or [0] * len(setup.block_sizes)
     content: list[dict[int, tuple[int, ...]]] = [{} for _ in setup.block_sizes]
     for number, (step, found) in enumerate(
         zip(arguments["steps"], serve(Twin(), **arguments), strict=True)
     ):
-        for group, size in enumerate(setup.block_sizes):
-            metadata, cache = found["metadata"][group], content[group]
+        for group, (size, reach) in enumerate(zip(setup.block_sizes, reaches, strict=True)):
+            metadata, cache, rows = found["metadata"][group], content[group], found["order"]
             starts, slots = metadata.query_start_loc, metadata.slot_mapping.tolist()
-            written = [slot for slot in slots[: starts[-1]] if slot >= 0]
+            written = [slot for slot in slots if slot >= 0]
             where = f"step {number}, group {group}"
             assert len(written) == len(set(written)), f"{where}: a slot is written twice"
-            for i, name in enumerate(found["order"]):
-                tokens = step.token_ids[name]
-                first = step.num_computed_tokens[name]
+            assert min(written) >= size, f"{where}: the null block is written"
+            assert len(written) == sum(step.num_scheduled_tokens.values()), f"{where}: padding"
+            for i, name in enumerate(rows):
+                tokens, first = step.tokens_of(name), step.num_computed_tokens[name]
                 for k, slot in enumerate(slots[starts[i] : starts[i + 1]]):
                     cache[slot] = tuple(tokens[: first + k + 1])
-            for i, name in enumerate(found["order"]):
-                row, tokens = metadata.block_table_tensor[i].tolist(), step.token_ids[name]
-                for position in range(len(tokens)):
+            for i, name in enumerate(rows):
+                row, tokens = metadata.block_table_tensor[i].tolist(), step.tokens_of(name)
+                begin = max(step.num_computed_tokens[name] - reach, 0) if reach else 0
+                for position in range(begin, len(tokens)):
                     slot = row[position // size] * size + position % size
                     is_own = cache.get(slot) == tuple(tokens[: position + 1])
                     assert is_own, f"{where}: {name} reads another key at position {position}"
-            num_reqs = len(found["order"])
-            assert min(written, default=size) >= size, f"{where}: padding is written to a slot"
-            padding = metadata.block_table_tensor[num_reqs:]
+                own = step.block_ids[name][group]
+                shown = row[: len(own)], any(row[len(own) :])
+                assert shown == (own, False), f"{where}: {name} has {own}, and is shown {row}"
+            padding = metadata.block_table_tensor[len(rows) :]
             assert not padding.any(), f"{where}: padding has a block"
-            logits = metadata.logits_indices_padded[:num_reqs]
-            assert (logits == starts[1 : num_reqs + 1] - 1).all(), (
-                f"{where}: logits of no last token"
-            )
+
+
+def a_life_is_remembered(_: Target, arguments: Arguments) -> None:
+    """A request's state is its prompt and what was sampled, through drafts and preemptions.
+
+    Each position is computed once after its last rejection, with the token that belongs there, and
+    has logits if a token is sampled from them.
+    """
+    known: dict[str, list[int]] = {}
+    computed: dict[str, int] = {}
+    for number, (step, found) in enumerate(
+        zip(arguments["steps"], serve(Twin(), **arguments), strict=True)
+    ):
+        inputs, logits = found["inputs"], list[int]()
+        for i, name in enumerate(found["order"]):
+            where = f"step {number}, {name}"
+            if name in step.admitted_req_ids:
+                computed[name] = step.num_computed_tokens[name]
+            assert step.token_ids[name] == known.setdefault(name, step.token_ids[name]), where
+            start, end = inputs["query_start_loc"][i : i + 2].tolist()
+            first, drafts = computed[name], step.spec_token_ids[name]
+            positions = inputs["positions"][start:end].tolist()
+            right = [*range(first, first + step.num_scheduled_tokens[name])]
+            assert positions == right, f"{where}: computes {positions}, not {right}"
+            tokens = inputs["input_ids"][start:end].tolist()
+            right = step.tokens_of(name)[first:]
+            assert tokens == right, f"{where}: computes the tokens {tokens}, not {right}"
+            logits += range(end - len(drafts) - 1, end)
+            sampled = step.sampled_token_ids.get(name, [])
+            known[name] = known[name] + sampled
+            computed[name] += len(right) - max(len(drafts) + 1 - len(sampled), 0) * bool(sampled)
+            number_computed, total, all_tokens = (values[i] for values in found["state"])
+            assert number_computed == computed[name], f"{where}: {number_computed} are computed"
+            assert all_tokens[:total].tolist() == known[name], f"{where}: its tokens are others"
+        assert inputs["logits_indices"].tolist() == logits, f"step {number}: logits of {logits}"
 
 
 def _is_shared(arguments: Arguments) -> bool:
@@ -319,14 +357,24 @@ def _is_shared(arguments: Arguments) -> bool:
 CONTRACTS = [
     Contract(
         function="stateful test",
-        needs=("BlockTables", "CommonAttentionMetadata", "split_attn_metadata"),
+        needs=(
+            *("BlockTables", "CommonAttentionMetadata", "split_attn_metadata"),
+            *("prepare_pos_seq_lens", "prepare_prefill_inputs", "combine_sampled_and_draft_tokens"),
+            *("get_num_sampled_and_rejected", "post_update", "post_update_num_computed_tokens"),
+        ),
         calls=lives(),
         run=serve,
         is_long=True,
         has_kernel=True,
         examples=0.25,
-        properties=(each_token_reads_its_own_sequence,),
+        properties=(each_token_reads_its_own_sequence, a_life_is_remembered),
         hard_cases={
+            "a block before a window is freed": lambda args: any(
+                NULL_BLOCK in of_group
+                for step in args["steps"]
+                for block_ids in step.block_ids.values()
+                for of_group in block_ids
+            ),
             "a shared prefix": _is_shared,
             "preempted and resumed": lambda args: any(
                 name in step.admitted_req_ids

@@ -2,88 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.harness.compare import as_numpy
+from conformance.functions.step_inputs import Step, steps, two_rows_of_one_slot
 from conformance.harness.contract import Arguments, Contract
-from conformance.harness.pair import Pair
 from conformance.harness.sizes import rngs, sizes, vectors
 from conformance.laws.batches import MAX_INT32, IntArray, choices, deferred
-
-if TYPE_CHECKING:
-    from conformance.harness.targets import Target
-
-# Up to `steps`, this is a copy of `step_inputs.py`, from which it is to be imported.
-
-UNREAD: Final = (77, -1, -(2**31), MAX_INT32)
-"""What lies in entries that must not be read."""
-
-MOST: Final = (1, 1, 0, 3, 9, 70, 1300)
-"""The most new tokens of a row."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Step:
-    """The rows of a step and the request slots around them."""
-
-    idx_mapping: IntArray  # int32 or int64[num_reqs], -1 for dummy rows
-    num_slots: int
-    query_lens: IntArray  # int64[num_reqs]
-    unread: int  # the value of entries that must not be read
-    more: int  # the entries past those that are read or written
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self.query_lens.sum())
-
-    def starts(self, lens: IntArray) -> IntArray:
-        """Return int32[at least num_reqs + 1], where rows of these lengths start."""
-        starts = np.concatenate([[0], np.cumsum(lens)])
-        return np.concatenate([starts, np.full(self.more, self.unread)]).astype(np.int32)
-
-    def by_row(self, values: IntArray) -> IntArray:
-        """Return int32[at least num_reqs]."""
-        return np.concatenate([values, np.full(self.more, self.unread)]).astype(np.int32)
-
-    def by_slot(self, values: IntArray, dtype: Any = np.int32) -> IntArray:
-        """Return the rows' values in the order of request slots; others must not be read."""
-        found = np.full((self.num_slots, *values.shape[1:]), self.unread).astype(dtype)
-        is_request = self.idx_mapping >= 0
-        found[self.idx_mapping[is_request]] = values[is_request]
-        return found
-
-    def written(self, length: int) -> IntArray:
-        return np.full(length + self.more, 77, np.int32)
-
-    def rows(self) -> Arguments:
-        query_start_loc = self.starts(self.query_lens)
-        return {"idx_mapping": self.idx_mapping, "query_start_loc": query_start_loc}
-
-
-@st.composite
-def steps(draw: st.DrawFn, cells: int = 2**31) -> st.SearchStrategy[Step]:
-    """Draw steps whose rows are in any slots, of which there are at most `cells`."""
-    num_reqs, num_others = draw(sizes()), draw(sizes(0, 300))
-    most, dummies, order, dtype, unread, more = choices(
-        *(draw, MOST, (0.0, 0.2, 0.0, 1.0), ("ascending", "shuffled", "shuffled")),
-        *((np.int32, np.int64), UNREAD, (0, 0, 1, 9)),
-    )
-    num_reqs = min(num_reqs, cells, 8192 // max(most, 1))
-    num_slots = min(num_reqs + num_others, cells)
-
-    def contents(draw: st.DrawFn) -> Step:
-        rng, least = draw(rngs()), 1 if most == 1 else 0
-        slots = np.arange(num_slots) if order == "ascending" else rng.permutation(num_slots)
-        is_dummy = rng.random(num_reqs) < dummies
-        idx_mapping = np.where(is_dummy, -1, slots[:num_reqs]).astype(dtype)
-        return Step(idx_mapping, num_slots, draw(vectors(num_reqs, least, most)), unread, more)
-
-    return deferred(contents)
 
 
 def _unread_of_dummies(step: Step, values: IntArray) -> IntArray:
@@ -222,169 +150,6 @@ def half_of_drafts(arguments: Arguments, rng: random.Random) -> Arguments | None
     return {**arguments, name: rng.choice((None, wider))}
 
 
-@dataclasses.dataclass(eq=False)
-class Request:
-    """A request, and what is true of it."""
-
-    tokens: list[int]  # all that it will ever have
-    num_prompt: int
-    num_tokens: int  # its prompt and what was sampled
-    num_prefill: int  # the tokens known when it was added, or resumed
-    cached: list[int]  # the token that was computed at each position, without rejected ones
-
-
-class Life:
-    """Requests that live in a target's state; what `step_inputs` computes is plain Python here."""
-
-    slots, length, drafts, vocab_size = 3, 40, 3, 4
-
-    def __init__(self, target: Target, rng: np.random.Generator) -> None:
-        self.target, self.rng = target, rng
-        self.requests: dict[int, Request] = {}
-        self.state: Arguments = {
-            "num_computed_tokens": np.full(self.slots, 5, np.int32),
-            "last_sampled_tokens": np.full(self.slots, 77),
-            "output_bin_counts": np.zeros((self.slots, self.vocab_size), np.int32),
-            "all_token_ids": np.full((self.slots, self.length), 77, np.int32),
-            "total_len": np.full(self.slots, 6, np.int32),
-            "draft_tokens_out": np.full((self.slots, self.drafts), 2),
-        }
-
-    def add(self, slot: int) -> None:
-        """Begin a request, in the place of another one."""
-        number = int(self.rng.integers(1, 9))
-        tokens = self.rng.integers(0, self.vocab_size, self.length).tolist()
-        self.requests[slot] = Request(tokens, number, number, number, [])
-        self.state["all_token_ids"][slot, :number] = tokens[:number]
-        self.state["output_bin_counts"][slot] = 0
-        self.state["total_len"][slot], self.state["num_computed_tokens"][slot] = number, 0
-
-    def preempt(self, slot: int) -> None:
-        """Drop what is cached; what was sampled is prefilled again."""
-        request = self.requests[slot]
-        request.cached, request.num_prefill = [], request.num_tokens
-        self.state["num_computed_tokens"][slot] = 0
-
-    def call(self, function: str, arguments: Arguments) -> Any:
-        """Call the target, and take over what it has changed."""
-        [contract] = [one for one in CONTRACTS if one.function == function]
-        pair = Pair(contract, self.target, arguments)
-        outcome = pair.outcome()
-        assert outcome.error is None, f"{function} raises {outcome.error!r}"
-        for name in contract.written & arguments.keys():
-            np.copyto(arguments[name], as_numpy(pair.theirs[name]))
-        return outcome.value
-
-    def inputs(self, slot: int) -> tuple[list[int], int]:
-        """Return the tokens that a step computes for a request, and how many have logits."""
-        request, number = self.requests[slot], int(self.state["num_computed_tokens"][slot])
-        assert number == len(request.cached), f"{number} computed, not {len(request.cached)}"
-        if number < request.num_prefill:
-            end = int(self.rng.integers(number + 1, request.num_prefill + 1))
-            return self.state["all_token_ids"][slot, number:end].tolist(), 1
-        drafts = self.state["draft_tokens_out"][slot, : self.rng.integers(self.drafts + 1)]
-        return [int(self.state["last_sampled_tokens"][slot]), *drafts.tolist()], 1 + len(drafts)
-
-    def step(self) -> None:
-        """Run a step of some requests, in any order, and of a dummy row."""
-        rng, slots = self.rng, [-1, *self.requests]
-        rows = [int(slot) for slot in rng.permutation(slots) if rng.random() < 0.8]
-        number = len(rows)
-        sampled = np.full((number, 1 + self.drafts), -1)
-        drafts = rng.integers(0, self.vocab_size, (number, self.drafts))
-        lens, query_lens, num_logits, num_sampled = np.zeros((4, number), np.int64)
-        for row, slot in enumerate(rows):
-            if slot < 0:
-                continue
-            request = self.requests[slot]
-            tokens, logits = self.inputs(slot)
-            begin = len(request.cached) + len(tokens) - logits + 1
-            right, accepted = request.tokens[begin:], 0
-            while accepted < logits - 1 and tokens[1 + accepted] == right[accepted]:
-                accepted += 1
-            request.cached += tokens[: len(tokens) - (logits - 1 - accepted)]
-            lens[row], query_lens[row], num_logits[row] = begin + logits - 1, len(tokens), logits
-            num_sampled[row] = accepted + 1
-            sampled[row, : accepted + 1] = right[: accepted + 1]
-            if rng.random() < 0.7:
-                drafts[row] = right[accepted + 1 : accepted + 1 + self.drafts]
-            if lens[row] >= request.num_prefill:
-                request.num_tokens += accepted + 1
-        self.update(
-            np.array(rows, np.int32),
-            lens,
-            query_lens,
-            num_logits,
-            num_sampled,
-            {"sampled_tokens": sampled, "draft_tokens": drafts},
-        )
-
-    def update(
-        self,
-        rows: IntArray,
-        lens: IntArray,
-        query_lens: IntArray,
-        num_logits: IntArray,
-        num_sampled: IntArray,
-        tokens: Arguments,
-    ) -> None:
-        """Update the state after a step, at once or in two calls."""
-        known = np.zeros(self.slots, np.int32)
-        for slot, request in self.requests.items():
-            known[slot] = request.num_prefill
-        starts = {
-            name: np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-            for name, counts in (("query", query_lens), ("logits", num_logits))
-        }
-        counts = {"num_sampled": num_sampled.astype(np.int32), "seq_lens": lens.astype(np.int32)}
-        counts |= {"cu_num_logits": starts["logits"], "idx_mapping": rows, "prefill_len": known}
-        found = self.call("get_num_sampled_and_rejected", counts)
-        num_sampled, num_rejected = map(as_numpy, found)
-        query: Arguments = {"query_start_loc": starts["query"]}
-        if self.rng.random() < 0.5:
-            computed = {"num_computed_tokens": self.state["num_computed_tokens"]}
-            self.call("post_update_num_computed_tokens", {"idx_mapping": rows, **computed, **query})
-            query["query_start_loc"] = None
-        results = {"num_sampled": num_sampled, "num_rejected": num_rejected}
-        self.call("post_update", {"idx_mapping": rows, **self.state, **tokens, **results, **query})
-
-    def check(self) -> None:
-        """Check that the state is that of the requests."""
-        for slot, request in self.requests.items():
-            number = self.state["total_len"][slot]
-            assert number == request.num_tokens, f"{number} tokens, not {request.num_tokens}"
-            tokens = self.state["all_token_ids"][slot, :number].tolist()
-            right = request.tokens[:number]
-            assert tokens == right, f"the tokens are {tokens}, not {right}"
-            assert request.cached == right[: len(request.cached)], f"cached are {request.cached}"
-            counted = self.state["output_bin_counts"][slot].tolist()
-            right = np.bincount(right[request.num_prompt :], minlength=self.vocab_size).tolist()
-            assert counted == right, f"tokens are counted as {counted}, not {right}"
-
-
-def a_life_is_remembered(target: Target, arguments: Arguments) -> None:
-    """Over chunks, decodes, drafts and preemptions the state has the prompt and what was sampled.
-
-    Each position is computed once after its last rejection, with the token that belongs there.
-    """
-    names = [contract.function for contract in CONTRACTS]
-    if len(arguments["idx_mapping"]) > 8 or not all(map(target.implementation.offers, names)):
-        return
-    rng = np.random.default_rng(arguments["total_len"].astype(np.uint32))
-    life = Life(target, rng)
-    for _ in range(10):
-        slot = int(rng.integers(life.slots))
-        request = life.requests.get(slot)
-        if request is None or rng.random() < 0.1:
-            life.add(slot)
-        elif rng.random() < 0.3:
-            life.preempt(slot)
-        life.step()
-        life.check()
-        for done in [s for s, r in life.requests.items() if r.num_tokens > life.length - 5]:
-            del life.requests[done]
-
-
 def _has_dummy(arguments: Arguments) -> bool:
     return -1 in arguments["idx_mapping"]
 
@@ -400,7 +165,7 @@ CONTRACTS = [
         calls=count_calls(),
         written=frozenset({"num_sampled"}),
         dense=frozenset({"num_sampled"}),
-        specials=(overlapping,),
+        specials=(overlapping, two_rows_of_one_slot),
         checked_only="shares memory",
         has_kernel=True,
         hard_cases={
@@ -414,10 +179,9 @@ CONTRACTS = [
         calls=update_calls(),
         written=STATE,
         dense=STATE,
-        specials=(overlapping, half_of_drafts),
+        specials=(overlapping, two_rows_of_one_slot, half_of_drafts),
         checked_only="shares memory",
         has_kernel=True,
-        properties=(a_life_is_remembered,),
         hard_cases={
             "a dummy row": _has_dummy,
             "more than 1,024 rows": lambda args: len(args["idx_mapping"]) > 1024,
@@ -440,7 +204,7 @@ CONTRACTS = [
         calls=computed_calls(),
         written=frozenset({"num_computed_tokens"}),
         dense=frozenset({"num_computed_tokens"}),
-        specials=(overlapping,),
+        specials=(overlapping, two_rows_of_one_slot),
         checked_only="shares memory",
         has_kernel=True,
         hard_cases={"a dummy row": _has_dummy},

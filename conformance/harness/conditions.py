@@ -568,11 +568,15 @@ def of_another_kind(stage: Stage) -> None:
     if not settable or stage.target.device != "cpu" or not _validates(stage.target):
         return
     path, value = stage.random.choice(settable)
-    same = [other for other, one in places(pair.theirs, most=10**9) if one is value]
+    same = [
+        other
+        for other, one in places(pair.theirs, most=10**9)
+        if one is value and _is_settable(pair.theirs, other)
+    ]
     plain = value.detach().resolve_neg()
     expected = pair.accepts([], None).value
     for name, make in TENSORS.items():
-        pair.memory.refill()  # a call may change its arguments
+        pair.memory.refill()  # the call before may have written to it
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of prototypes
             made = attempt(make, plain.clone())

@@ -94,6 +94,11 @@ class Twin:
         """The type of device of its tensors; None for `reference`, which has arrays."""
         return None if self.target is None else self.target.device
 
+    def array(self, values: Any) -> Any:
+        """Return a new array of the twin with these values."""
+        made = np.array(values)
+        return made if self.device is None else torch.from_numpy(made).to(self.device)
+
     def find(self, name: str) -> Any:
         if self.target is None:
             return operator.attrgetter(name)(reference)

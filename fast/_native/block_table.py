@@ -165,10 +165,13 @@ class HostTables:
         computed_at = 0
         if num_computed_tokens is not None:
             computed_at, _computed = locate("num_computed_tokens", num_computed_tokens, INT32)
-        batch = rows_at, rows.element_size() // 4, rows.nelement(), computed_at
-        gather_on_host(
-            *batch, *self.rows, self._gathered.data_ptr(), *self._of_gathered, self._used
-        )
+        self.gather_at(rows_at, rows.element_size() // 4, rows.nelement(), computed_at)
+
+    def gather_at(self, *batch: Any) -> None:
+        """Gather the rows of a batch that is at these addresses; see `gather_on_host`."""
+        of_gathered = (self._gathered.data_ptr(), *self._of_gathered, self._used)
+        arguments: Any = (*batch, *self.rows, *of_gathered)
+        gather_on_host(*arguments)
 
     def fill_slots(
         self,
@@ -188,10 +191,13 @@ class HostTables:
         positions_at, places = locate("positions", positions, INT64)
         check_at_least("query_start_loc", starts.nelement(), num_reqs + 1)
         batch = rows_at, rows.element_size() // 4, num_reqs, starts_at, positions_at
-        num_tokens, length = min(places.nelement(), num_tokens_padded), self._slots.shape[1]
-        write_slots_of_groups(
-            *batch, num_tokens, *self.rows, self._slots.data_ptr(), length, self._used
-        )
+        self.fill_slots_at(*batch, min(places.nelement(), num_tokens_padded))
+
+    def fill_slots_at(self, *batch: Any) -> None:
+        """Write the slots of a batch that is at these addresses; see `write_slots_of_groups`."""
+        of_slots = (self._slots.data_ptr(), self._slots.shape[1], self._used)
+        arguments: Any = (*batch, *self.rows, *of_slots)
+        write_slots_of_groups(*arguments)
 
     def rewrite_tables(self) -> None:
         """Have the next gather write all rows to their ends, whatever they contain."""

@@ -78,24 +78,43 @@ def locate_table(
     return value.data_ptr(), value, rows, columns
 
 
-def locate_words(name: str, value: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Return a tensor on the CPU, and for a loop its address and strides, in words of 32 bits.
+def locate_words(name: str, value: torch.Tensor) -> tuple[int, int, torch.Tensor]:
+    """Return the address of a vector on the CPU, its stride, and the tensor that holds it.
 
-    `value` is int32 or int64. Of an int64 a loop reads the lower half, which comes first.
+    `value` is int32 or int64; the stride is in words of 32 bits. Of an int64 a loop reads the lower
+    word, which comes first.
+    """
+    # The usual case in one expression, which saves 1 us of 2.
+    try:
+        if type(value) is torch.Tensor and value.is_cpu and not value.is_neg():
+            (step,), size = value.stride(), value.itemsize
+            end = value.storage_offset() + (value.nelement() - 1) * step + 1
+            address = value.data_ptr()
+            if address >= LOW and end * size <= value.untyped_storage().nbytes():
+                return address, size // 4 * step, value
+    except RuntimeError:  # it is of a kind that has no address
+        pass
+    address, step, _, whole = locate_table_words(name, value)
+    return address, step, whole
+
+
+def locate_table_words(name: str, value: torch.Tensor) -> tuple[int, int, int, torch.Tensor]:
+    """Return what `locate_words` does, with the strides of rows and columns.
+
+    Those of a vector are equal.
     """
     if not value.is_cpu:
         check_on(name, value, CPU)
     value = plain(name, value)
-    words = value.element_size() // 4
-    return value, (value.data_ptr(), *(words * step for step in value.stride()))
+    words, steps = value.itemsize // 4, value.stride()
+    return value.data_ptr(), words * steps[0], words * steps[-1], value
 
 
 def locate_target(name: str, value: torch.Tensor) -> tuple[int, int]:
-    """Return the address and the entries of a contiguous tensor, which torch counts as written."""
-    if not value.is_cpu or not value.is_contiguous() or value.is_neg():
-        raise ValueError(f"{name} must be contiguous on the CPU, it is on {value.device}")
-    torch.autograd.graph.increment_version(value)
-    return check_memory(name, value), value.nelement()
+    """Return the address and the number of entries of a contiguous tensor on the CPU."""
+    if not value.is_cpu:
+        check_on(name, value, CPU)
+    return check_target(name, value), value.nelement()
 
 
 def as_array(name: str, value: torch.Tensor) -> npt.NDArray[Any]:
@@ -255,6 +274,13 @@ def check_rows_out(
     return out  # type: ignore[no-any-return]  # checked above
 
 
+def check_target(name: str, value: torch.Tensor) -> int:
+    """Return the address of a tensor that is written, which must be contiguous memory."""
+    if not value.is_contiguous() or value.is_neg():
+        raise ValueError(f"{name} is not contiguous, expected memory in one piece")
+    return check_memory(name, value)
+
+
 def check_targets(targets: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
     """Check that the tensors that a function writes are contiguous memory.
 
@@ -262,9 +288,7 @@ def check_targets(targets: Mapping[str, torch.Tensor], inputs: Mapping[str, torc
     """
     others = dict(inputs)
     for name, target in targets.items():
-        if not target.is_contiguous() or target.is_neg():
-            raise ValueError(f"{name} is not contiguous, expected memory in one piece")
-        check_memory(name, target)
+        check_target(name, target)
         if is_checked():
             check_own_memory(name, target, others)
             others[name] = target

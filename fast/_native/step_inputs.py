@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fast._native.compiler import Int32s, Int64s, compiled, int32s_at, int64s_at
-from fast._native.memory import locate_target, locate_words
+from fast._native.memory import locate_table_words, locate_target, locate_words
 
 
 def fill_positions(
@@ -23,12 +23,27 @@ def fill_positions(
     All are on the CPU; `query_start_loc` has at least `num_reqs + 1` entries, `seq_lens` at least
     `num_reqs`.
     """
-    _rows, rows_at = locate_words("idx_mapping", idx_mapping)
-    _starts, starts_at = locate_words("query_start_loc", query_start_loc)
-    _computed, computed_at = locate_words("num_computed_tokens", num_computed_tokens)
-    num_reqs, num_slots = idx_mapping.nelement(), num_computed_tokens.nelement()
-    batch = (*rows_at, num_reqs, *starts_at, *computed_at, num_slots)
-    write_positions(*batch, *locate_target("pos", pos), *locate_target("seq_lens", seq_lens))
+    # What is located, `_rows` and the like, keeps the memory alive during the loop; likewise below.
+    rows_at, rows_step, _rows = locate_words("idx_mapping", idx_mapping)
+    starts_at, starts_step, _starts = locate_words("query_start_loc", query_start_loc)
+    computed_at, computed_step, _computed = locate_words("num_computed_tokens", num_computed_tokens)
+    pos_at, num_pos = locate_target("pos", pos)
+    lens_at, num_lens = locate_target("seq_lens", seq_lens)
+    write_positions(
+        rows_at,
+        rows_step,
+        idx_mapping.nelement(),
+        starts_at,
+        starts_step,
+        computed_at,
+        computed_step,
+        num_computed_tokens.nelement(),
+        pos_at,
+        num_pos,
+        lens_at,
+        num_lens,
+    )
+    torch.autograd.graph.increment_version([pos, seq_lens])  # torch does not see a loop's writes
 
 
 @compiled(f"void({', '.join(['int64'] * 12)})")
@@ -77,17 +92,33 @@ def fill_prefill_inputs(
 
     All are on the CPU, with shapes as stated there.
     """
-    _rows, rows_at = locate_words("idx_mapping", idx_mapping)
-    _starts, starts_at = locate_words("query_start_loc", query_start_loc)
-    tokens, tokens_at = locate_words("all_token_ids", all_token_ids)
-    _known, known_at = locate_words("prefill_len", prefill_len)
-    _computed, computed_at = locate_words("num_computed_tokens", num_computed_tokens)
+    rows_at, rows_step, _rows = locate_words("idx_mapping", idx_mapping)
+    starts_at, starts_step, _starts = locate_words("query_start_loc", query_start_loc)
+    tokens_at, row_stride, column_stride, _tokens = locate_table_words(
+        "all_token_ids", all_token_ids
+    )
+    known_at, known_step, _known = locate_words("prefill_len", prefill_len)
+    computed_at, computed_step, _computed = locate_words("num_computed_tokens", num_computed_tokens)
+    num_slots, width = all_token_ids.shape
     write_prefill_inputs(
-        *(*rows_at, idx_mapping.nelement(), *starts_at),
-        *(*tokens_at, *_shape(tokens), *known_at, *computed_at),
+        rows_at,
+        rows_step,
+        idx_mapping.nelement(),
+        starts_at,
+        starts_step,
+        tokens_at,
+        row_stride,
+        column_stride,
+        num_slots,
+        width,
+        known_at,
+        known_step,
+        computed_at,
+        computed_step,
         *locate_target("input_ids", input_ids),
         *locate_target("next_prefill_tokens", next_prefill_tokens),
     )
+    torch.autograd.graph.increment_version([input_ids, next_prefill_tokens])
 
 
 @compiled(f"void({', '.join(['int64'] * 18)})")
@@ -157,19 +188,45 @@ def fill_sampled_and_drafts(
 
     All are on the CPU, with shapes as stated there. Returns the indices of tokens with logits.
     """
-    _rows, rows_at = locate_words("idx_mapping", idx_mapping)
-    _sampled, sampled_at = locate_words("last_sampled_tokens", last_sampled_tokens)
-    _starts, starts_at = locate_words("query_start_loc", query_start_loc)
-    _lens, lens_at = locate_words("seq_lens", seq_lens)
-    _known, known_at = locate_words("prefill_len", prefill_len)
-    drafts, drafts_at = locate_words("draft_tokens", draft_tokens)
-    _logits, logits_at = locate_words("cu_num_logits", cu_num_logits)
+    rows_at, rows_step, _rows = locate_words("idx_mapping", idx_mapping)
+    sampled_at, sampled_step, _, _sampled = locate_table_words(
+        "last_sampled_tokens", last_sampled_tokens
+    )
+    starts_at, starts_step, _starts = locate_words("query_start_loc", query_start_loc)
+    lens_at, lens_step, _lens = locate_words("seq_lens", seq_lens)
+    known_at, known_step, _known = locate_words("prefill_len", prefill_len)
+    drafts_at, drafts_stride, drafts_step, _drafts = locate_table_words(
+        "draft_tokens", draft_tokens
+    )
+    logits_at, logits_step, _logits = locate_words("cu_num_logits", cu_num_logits)
+    num_slots, max_drafts = draft_tokens.shape
+    ids_at, num_ids = locate_target("input_ids", input_ids)
     indices = np.zeros(num_logits, dtype=np.int64)
     write_sampled_and_drafts(
-        *(*rows_at, idx_mapping.nelement(), *sampled_at[:2], *starts_at, *lens_at, *known_at),
-        *(*drafts_at, *_shape(drafts), *logits_at, num_new_sampled),
-        *(*locate_target("input_ids", input_ids), indices),
+        rows_at,
+        rows_step,
+        idx_mapping.nelement(),
+        sampled_at,
+        sampled_step,
+        starts_at,
+        starts_step,
+        lens_at,
+        lens_step,
+        known_at,
+        known_step,
+        drafts_at,
+        drafts_stride,
+        drafts_step,
+        num_slots,
+        max_drafts,
+        logits_at,
+        logits_step,
+        num_new_sampled,
+        ids_at,
+        num_ids,
+        indices,
     )
+    torch.autograd.graph.increment_version(input_ids)
     return torch.from_numpy(indices)
 
 
@@ -234,13 +291,21 @@ def expand_slots(
 
     Both are on the CPU; `cu_num_logits` has at least `num_reqs + 1` entries.
     """
-    _rows, rows_at = locate_words("idx_mapping", idx_mapping)
-    _logits, logits_at = locate_words("cu_num_logits", cu_num_logits)
-    words = idx_mapping.element_size() // 4
-    slots = np.zeros(num_logits, dtype=f"i{4 * words}")
+    rows_at, rows_step, _rows = locate_words("idx_mapping", idx_mapping)
+    logits_at, logits_step, _logits = locate_words("cu_num_logits", cu_num_logits)
+    num_reqs, words = idx_mapping.nelement(), idx_mapping.itemsize // 4
+    slots = np.zeros(num_logits, dtype=np.int32 if words == 1 else np.int64)
     numbers = np.zeros(num_logits, dtype=np.int32)
-    batch = (*rows_at, idx_mapping.nelement(), *logits_at, words)
-    write_expanded(*batch, slots.view(np.int32), numbers)
+    write_expanded(
+        rows_at,
+        rows_step,
+        num_reqs,
+        logits_at,
+        logits_step,
+        words,
+        slots.view(np.int32),
+        numbers,
+    )
     return torch.from_numpy(slots), torch.from_numpy(numbers)
 
 
@@ -267,8 +332,3 @@ def write_expanded(
             if words == 2:
                 slots[at * 2 + 1] = slot >> 31
             numbers[at] = at - first
-
-
-def _shape(table: torch.Tensor) -> tuple[int, int]:
-    rows, columns = table.shape
-    return rows, columns

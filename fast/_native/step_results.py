@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fast._native.compiler import Int32s, compiled, int32s_at
-from fast._native.memory import locate_target, locate_words
+from fast._native.memory import locate_table_words, locate_target, locate_words
 
 
 def count_rejected(
@@ -22,14 +22,27 @@ def count_rejected(
 
     All are on the CPU, with shapes as stated there.
     """
-    _lens, lens_at = locate_words("seq_lens", seq_lens)
-    _starts, starts_at = locate_words("cu_num_logits", cu_num_logits)
-    _rows, rows_at = locate_words("idx_mapping", idx_mapping)
-    _known, known_at = locate_words("prefill_len", prefill_len)
-    rejected = np.empty(idx_mapping.nelement(), dtype=np.int32)
-    sampled_at, _ = locate_target("num_sampled", num_sampled)
-    states = (*known_at, prefill_len.nelement())
-    write_rejected(rejected, sampled_at, *lens_at, *starts_at, *rows_at, *states)
+    # What is located, `_lens` and the like, keeps the memory alive during the loop; likewise below.
+    lens_at, lens_step, _lens = locate_words("seq_lens", seq_lens)
+    starts_at, starts_step, _starts = locate_words("cu_num_logits", cu_num_logits)
+    rows_at, rows_step, _rows = locate_words("idx_mapping", idx_mapping)
+    known_at, known_step, _known = locate_words("prefill_len", prefill_len)
+    sampled_at, num_reqs = locate_target("num_sampled", num_sampled)
+    rejected = np.empty(num_reqs, dtype=np.int32)
+    write_rejected(
+        rejected,
+        sampled_at,
+        lens_at,
+        lens_step,
+        starts_at,
+        starts_step,
+        rows_at,
+        rows_step,
+        known_at,
+        known_step,
+        prefill_len.nelement(),
+    )
+    torch.autograd.graph.increment_version(num_sampled)  # torch does not see a loop's writes
     return torch.from_numpy(rejected)
 
 
@@ -83,37 +96,67 @@ def update_requests(
 
     All are on the CPU, with shapes as stated there.
     """
-    _rows, rows_at = locate_words("idx_mapping", idx_mapping)
-    _tokens, tokens_at = locate_words("sampled_tokens", sampled_tokens)
-    _sampled, sampled_at = locate_words("num_sampled", num_sampled)
-    _rejected, rejected_at = locate_words("num_rejected", num_rejected)
-    # What is left out is replaced by memory that is not read: no tokens, counts, or drafts.
-    starts_at: tuple[int, ...] = (rows_at[0], 0)
-    counts_at: tuple[int, ...] = (0, 0, 0)
-    drafts_at: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
-    if query_start_loc is not None:
-        _starts, starts_at = locate_words("query_start_loc", query_start_loc)
-    if output_bin_counts is not None:
-        vocab_size = output_bin_counts.shape[1]
-        counts_at = (*locate_target("output_bin_counts", output_bin_counts), vocab_size)
-    if draft_tokens is not None and draft_tokens_out is not None:
-        _drafts, read_at = locate_words("draft_tokens", draft_tokens)
-        out_at, _ = locate_target("draft_tokens_out", draft_tokens_out)
-        drafts_at = (*read_at, draft_tokens.shape[1], out_at, draft_tokens.element_size() // 4)
-    last_at, max_num_reqs = locate_target("last_sampled_tokens", last_sampled_tokens)
-    computed_at, _ = locate_target("num_computed_tokens", num_computed_tokens)
+    rows_at, rows_step, _rows = locate_words("idx_mapping", idx_mapping)
+    tokens_at, row_stride, column_stride, _tokens = locate_table_words(
+        "sampled_tokens", sampled_tokens
+    )
+    sampled_at, sampled_step, _sampled = locate_words("num_sampled", num_sampled)
+    rejected_at, rejected_step, _rejected = locate_words("num_rejected", num_rejected)
+    computed_at, max_num_reqs = locate_target("num_computed_tokens", num_computed_tokens)
+    last_at, _ = locate_target("last_sampled_tokens", last_sampled_tokens)
     ids_at, _ = locate_target("all_token_ids", all_token_ids)
     lens_at, _ = locate_target("total_len", total_len)
-    batch = (*rows_at, idx_mapping.nelement(), *tokens_at, sampled_tokens.shape[1])
-    batch += (*sampled_at, *rejected_at, *starts_at)
-    state: tuple[int, ...] = (
+    written = [num_computed_tokens, last_sampled_tokens, all_token_ids, total_len]
+    # What is left out is replaced by memory that is not read: no tokens, counts, or drafts.
+    starts_at, starts_step, _starts = rows_at, 0, _rows
+    counts_at = num_counts = vocab_size = 0
+    drafts_at = drafts_stride = drafts_step = num_drafts = drafts_out_at = draft_words = 0
+    _drafts = _rows
+    if query_start_loc is not None:
+        starts_at, starts_step, _starts = locate_words("query_start_loc", query_start_loc)
+    if output_bin_counts is not None:
+        counts_at, num_counts = locate_target("output_bin_counts", output_bin_counts)
+        vocab_size = output_bin_counts.shape[1]
+        written.append(output_bin_counts)
+    if draft_tokens is not None and draft_tokens_out is not None:
+        drafts_at, drafts_stride, drafts_step, _drafts = locate_table_words(
+            "draft_tokens", draft_tokens
+        )
+        drafts_out_at, _ = locate_target("draft_tokens_out", draft_tokens_out)
+        num_drafts, draft_words = draft_tokens.shape[1], draft_tokens.itemsize // 4
+        written.append(draft_tokens_out)
+    update(
+        rows_at,
+        rows_step,
+        idx_mapping.nelement(),
+        tokens_at,
+        row_stride,
+        column_stride,
+        sampled_tokens.shape[1],
+        sampled_at,
+        sampled_step,
+        rejected_at,
+        rejected_step,
+        starts_at,
+        starts_step,
         max_num_reqs,
         computed_at,
         last_at,
-        last_sampled_tokens.element_size() // 4,
+        last_sampled_tokens.itemsize // 4,
+        counts_at,
+        num_counts,
+        vocab_size,
+        ids_at,
+        all_token_ids.shape[1],
+        lens_at,
+        drafts_at,
+        drafts_stride,
+        drafts_step,
+        num_drafts,
+        drafts_out_at,
+        draft_words,
     )
-    state += (*counts_at, ids_at, all_token_ids.shape[1], lens_at, *drafts_at)
-    update(*batch, *state)
+    torch.autograd.graph.increment_version(written)
 
 
 @compiled(f"void({', '.join(['int64'] * 29)})")
@@ -193,10 +236,12 @@ def add_query_lens(
 
     All are on the CPU, with shapes as stated there.
     """
-    _rows, rows_at = locate_words("idx_mapping", idx_mapping)
-    _starts, starts_at = locate_words("query_start_loc", query_start_loc)
-    computed = locate_target("num_computed_tokens", num_computed_tokens)
-    add_lens(*(*rows_at, idx_mapping.nelement(), *starts_at, *computed))
+    rows_at, rows_step, _rows = locate_words("idx_mapping", idx_mapping)
+    starts_at, starts_step, _starts = locate_words("query_start_loc", query_start_loc)
+    computed_at, max_num_reqs = locate_target("num_computed_tokens", num_computed_tokens)
+    num_reqs = idx_mapping.nelement()
+    add_lens(rows_at, rows_step, num_reqs, starts_at, starts_step, computed_at, max_num_reqs)
+    torch.autograd.graph.increment_version(num_computed_tokens)
 
 
 @compiled(f"void({', '.join(['int64'] * 7)})")

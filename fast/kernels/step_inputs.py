@@ -6,11 +6,80 @@ compared with the bounds before they are used. The host keeps rows, slots, logit
 what is written below 2**31.
 """
 
+from typing import Any
+
 import numpy as np
 
 from fast._native.compiler import Int32s, Int64s
 from fast.kernels.block_table import find_request
-from fast.kernels.cuda import cuda, kernel
+from fast.kernels.cuda import cuda, device_function, kernel
+
+
+@device_function
+def fill_positions(start: Any, end: Any, before: Any, pos: Int64s) -> None:
+    """Write the positions of a row's tokens; each thread of the block, every `blockDim.x`-th."""
+    token = max(start, np.int64(0)) + np.uint32(cuda.threadIdx.x)
+    while token < min(end, np.int64(pos.shape[0])):
+        pos[np.uint64(token)] = before + token - start
+        token += cuda.blockDim.x
+
+
+@device_function
+def fill_known_tokens(
+    start: Any,
+    end: Any,
+    before: Any,
+    tokens: Int32s,
+    here: Any,
+    column_stride: Any,
+    width: Any,
+    input_ids: Int32s,
+) -> None:
+    """Copy the known tokens of a row after those before it; each thread of the block its part.
+
+    Those of its request are `width` entries of `tokens` from `here` on.
+    """
+    last = min(end, start + width - before)
+    token = max(start, np.int64(0)) + np.uint32(cuda.threadIdx.x)
+    while token < min(last, np.int64(input_ids.shape[0])):
+        column = before + token - start
+        input_ids[np.uint64(token)] = tokens[np.uint64(here + column * column_stride)]
+        token += cuda.blockDim.x
+
+
+@device_function
+def fill_following(
+    column: int,
+    after: int,
+    tokens: Int32s,
+    here: int,
+    column_stride: int,
+    following: Int32s,
+    slot: int,
+) -> None:
+    """Write the tokens of a request from a column on, 0 from `after` on; each thread its part."""
+    k = np.uint32(cuda.threadIdx.x)
+    while k < following.shape[0]:
+        next_token = np.int32(0)
+        if column + k >= 0 and column + k < after:
+            next_token = tokens[np.uint64(here + (column + k) * column_stride)]
+        following[k, np.uint64(slot)] = next_token
+        k = np.uint32(k + cuda.blockDim.x)
+
+
+@device_function
+def find_drafted(
+    draft: int, num_logits: int, seq_len: int, prefill_len: int, max_drafts: int
+) -> np.int64:
+    """Return which draft token a logit's token is, -1 for the sampled one, -2 for neither.
+
+    `draft` is the logit's number in its row, less 1 if the first is that of a sampled token.
+    """
+    if seq_len <= prefill_len or draft >= max_drafts:
+        return np.int64(-2)
+    if draft < 0 and seq_len - num_logits < prefill_len:
+        return np.int64(-2)
+    return np.int64(draft)
 
 
 @kernel(
@@ -51,10 +120,7 @@ def prepare_pos_seq_lens(
         before = np.int64(computed[np.uint64(slot * computed_step)])
     if thread == 0:
         seq_lens[row] = before + end - start
-    token = max(start, np.int64(0)) + thread
-    while token < min(end, np.int64(pos.shape[0])):
-        pos[np.uint64(token)] = before + token - start
-        token += cuda.blockDim.x
+    fill_positions(start, end, before, pos)
 
 
 @kernel(
@@ -95,20 +161,9 @@ def prepare_prefill_inputs(
     start = np.int64(starts[np.uint64(row * starts_step)])
     end = np.int64(starts[np.uint64((row + np.int64(1)) * starts_step)])
     here = slot * row_stride
-    last = min(end, start + width - before)
-    token = max(start, np.int64(0)) + np.uint32(cuda.threadIdx.x)
-    while token < min(last, np.int64(input_ids.shape[0])):
-        column = before + token - start
-        input_ids[np.uint64(token)] = tokens[np.uint64(here + column * column_stride)]
-        token += cuda.blockDim.x
-    k = np.uint32(cuda.threadIdx.x)
-    while k < following.shape[0]:
-        column = before + end - start + k
-        next_token = np.int32(0)
-        if column >= 0 and column < min(after, np.int64(width)):
-            next_token = tokens[np.uint64(here + column * column_stride)]
-        following[k, np.uint64(slot)] = next_token
-        k = np.uint32(k + cuda.blockDim.x)
+    fill_known_tokens(start, end, before, tokens, here, column_stride, width, input_ids)
+    known_end = min(after, np.int64(width))
+    fill_following(before + end - start, known_end, tokens, here, column_stride, following, slot)
 
 
 @kernel(
@@ -164,13 +219,11 @@ def combine_sampled_and_draft_tokens(
         return
     seq_len = np.int64(seq_lens[np.uint64(row * lens_step)])
     prefill_len = np.int64(known[np.uint64(slot * known_step)])
-    if seq_len <= prefill_len:
-        return
-    draft = logit - first - num_new_sampled
-    if draft < 0:
-        if seq_len - (last - first) >= prefill_len:
-            input_ids[np.uint64(token)] = sampled[np.uint64(slot * sampled_step)]
-    elif draft < max_drafts:
+    number = logit - first - num_new_sampled
+    draft = find_drafted(number, last - first, seq_len, prefill_len, max_drafts)
+    if draft == -1:
+        input_ids[np.uint64(token)] = sampled[np.uint64(slot * sampled_step)]
+    elif draft >= 0:
         place = np.uint64(slot * drafts_stride + draft * drafts_step)
         input_ids[np.uint64(token)] = drafts[place]
 
