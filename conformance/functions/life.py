@@ -189,7 +189,7 @@ class Worker:
         inputs = runner.prepare(step, is_at_once=step.is_at_once)
         results["inputs"] = {name: getattr(inputs, name) for name in Inputs._fields}
         slots = [runner.slots.slot_of[name] for name in results["order"]]
-        results["metadata"] = self._metadata(inputs, slots)
+        results["metadata"] = self._metadata(inputs)
         if number % 3 == 2:  # as runners write padding; the next calls must not depend on it
             results = frozen(results)
             for array in (*inputs.block_tables, inputs.slot_mappings):
@@ -202,28 +202,21 @@ class Worker:
         results["state"] = [values[slots] for values in state]
         return frozen(results)  # type: ignore[no-any-return]
 
-    def _metadata(self, inputs: Any, slots: list[int]) -> list[Any]:
-        twin, rows = self.twin, self.runner.rows
-        num_padded = rows.num_reqs_padded
-        starts, computed, seq_lens = np.zeros((3, num_padded + 1), np.int32)
-        starts[: len(rows.query_start_loc)] = rows.query_start_loc
-        starts[len(rows.query_start_loc) :] = rows.query_start_loc[-1]
-        computed[: len(slots)] = self.runner.batch.num_computed_tokens_cpu[: len(slots)]
-        seq_lens[:num_padded] = computed[:num_padded] + np.diff(starts)
-        starts_cpu, computed_cpu, seq_lens_cpu = (
-            values if twin.device is None else torch.from_numpy(values)
-            for values in (starts, computed[:num_padded], seq_lens[:num_padded])
+    def _metadata(self, inputs: Any) -> list[Any]:
+        twin, rows, host = self.twin, self.runner.rows, self.runner.on_host()
+        starts, computed, seq_lens = (
+            values if twin.device is None else torch.from_numpy(values) for values in host
         )
         fields = {
             "query_start_loc": inputs.query_start_loc,
-            "query_start_loc_cpu": starts_cpu,
+            "query_start_loc_cpu": starts,
             "seq_lens": inputs.seq_lens,
-            "seq_lens_cpu": seq_lens_cpu,
-            "num_computed_tokens_cpu": computed_cpu,
-            "num_reqs": num_padded,
+            "seq_lens_cpu": seq_lens,
+            "num_computed_tokens_cpu": computed,
+            "num_reqs": rows.num_reqs_padded,
             "num_actual_tokens": rows.num_tokens_padded,
-            "max_query_len": int(np.diff(starts).max()),
-            "max_seq_len": int(seq_lens.max()),
+            "max_query_len": int(np.diff(host.query_start_loc).max()),
+            "max_seq_len": int(host.seq_lens.max()),
             "logits_indices_padded": inputs.logits_indices,
             "num_logits_indices": len(inputs.logits_indices),
             "dcp_local_seq_lens": twin.function("get_dcp_local_seq_lens")(inputs.seq_lens, 2, 0),
