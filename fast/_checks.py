@@ -259,9 +259,10 @@ def check_entries(
         type(value) is Tensor
         and value.dtype is dtype
         and value.is_cpu
-        and value.ndim == ndim == 1
+        and value.ndim == ndim
         and value.layout is STRIDED
-        and value.nelement() >= length
+        and (ndim == 1 or not value.is_nested)
+        and (value.nelement() if ndim == 1 else value.shape[0]) >= length
         and (device is None or device == CPU)
     ):
         check_tensor(name, value, dtype, ndim, device)

@@ -1,6 +1,7 @@
 """Keep block tables, gather them in batch order, and compute slots from them."""
 
 from array import array
+from copy import deepcopy
 from operator import countOf
 from typing import Any, Final
 
@@ -110,7 +111,7 @@ class BlockTables:
         ranks = (cp_size, cp_rank, cp_interleave)
         groups, num_entries = self._lay_out(max_num_blocks_per_group, ranks, *of_groups)
         sizes = (block_sizes, max_num_reqs, max_num_batched_tokens, max_num_blocks_per_group)
-        self._arguments = (*sizes, self.device, *ranks, *of_groups)
+        self._arguments = deepcopy((*sizes, self.device, *ranks, *of_groups))
         shape = (len(groups), self.max_num_reqs)
         self._staged = StagedRows(groups, self.max_num_reqs, num_entries)
         # All groups are in one array, so that one launch processes them all.
@@ -121,7 +122,8 @@ class BlockTables:
         slots_shape = (len(groups), self.max_num_batched_tokens)
         self._slots = make_full(slots_shape, PAD_SLOT_ID, np.int64, self.device)
         # The first arguments of every kernel.
-        self._rows = (torch.from_numpy(groups).to(self.device), self._tables, self._num_blocks)
+        constants = torch.empty(groups.shape, dtype=torch.int64, device=self.device)
+        self._rows = (constants.copy_(torch.from_numpy(groups)), self._tables, self._num_blocks)
         self._table_views: dict[int, tuple[torch.Tensor, ...]] = {}  # by number of rows
         self._slot_views: dict[int, torch.Tensor] = {}  # by number of tokens
         self._gathered_version = self._gathered._version  # noqa: SLF001  (torch names it so)
@@ -283,15 +285,17 @@ class BlockTables:
             raise ValueError(
                 f"idx_mapping has {num_reqs} entries, expected at most {self.max_num_reqs}"
             )
-        check_entries("query_start_loc", query_start_loc, INT32, 1, num_reqs + 1, self.device)
-        check_tensor("positions", positions, INT64, 1, self.device)
         num_padded = check_int(
             "num_tokens_padded", num_tokens_padded, 0, self.max_num_batched_tokens
         )
+        if self._host is None or is_checked():
+            check_entries("query_start_loc", query_start_loc, INT32, 1, num_reqs + 1, self.device)
+            check_tensor("positions", positions, INT64, 1, self.device)
         if is_checked():
             self._check_tokens(idx_mapping, query_start_loc, positions, num_padded)
         if self._host is not None:
             self._notice_slot_writes()
+            # It checks dtypes and lengths too.
             self._host.fill_slots(idx_mapping, query_start_loc, positions, num_padded)
         else:
             places = plain("positions", positions)
@@ -443,7 +447,7 @@ def make_full(
     requests takes 1.3 times as long. NumPy requests huge pages from 4 MiB on, torch does not.
     Everything is written here, so no step has a page fault.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:  # of an empty array torch has other strides
         torch_dtype = torch.int32 if dtype is np.int32 else torch.int64
         return torch.full(shape, value, dtype=torch_dtype, device=device)
     array = np.empty(shape, dtype=dtype)
@@ -461,7 +465,8 @@ def _check_bools(name: str, values: list[bool] | None, num_groups: int) -> list[
     return values
 
 
-def keep(views: dict[int, Any], size: int, view: Any) -> None:
+def keep(views: dict[Any, Any], size: Any, view: Any) -> None:
+    """Keep the views of a size, and forget others if there are too many."""
     if len(views) >= MAX_VIEWS:
         views.clear()
     views[size] = view

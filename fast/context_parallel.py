@@ -3,13 +3,13 @@
 import torch
 
 from fast._checks import INT32, check_entries, check_int, check_minimum, check_product, check_tensor
-from fast._native.context_parallel import count_local_tokens
-from fast._native.memory import check_rows_out, check_targets, first_of, plain, to_host
+from fast._native.context_parallel import count_local_tokens, fill_local_tokens
+from fast._native.memory import check_rows_out, check_targets, plain, to_host
 from fast.checked_mode import is_checked
 from fast.kernels import context_parallel as kernels
 from fast.launch import launch_threads, uses_kernels
 from fast.operators import check_not_traced, in_graph, is_traced, operator
-from fast.slots import flat
+from fast.slots import flat, flat_words
 
 
 @operator
@@ -85,32 +85,31 @@ def prepare_dcp_local_seq_lens(
     local = dcp_local_seq_lens
     check_entries("dcp_local_seq_lens", local, INT32, 1, count)
     check_entries("seq_lens", seq_lens, INT32, 1, count, local.device)
-    lens = first_of("seq_lens", seq_lens, count)
     if is_checked():
-        check_minimum("seq_lens", to_host("seq_lens", lens), 0)
+        check_minimum("seq_lens", to_host("seq_lens", seq_lens)[:count], 0)
     size = check_int("dcp_size", dcp_size)
     rank = check_int("dcp_rank", dcp_rank, 0, size - 1)
     interleave = check_int("cp_interleave", cp_interleave)
     check_product("dcp_size", size, "cp_interleave", interleave)
-    end = len(local)
+    end = local.shape[0]
     if num_reqs_padded is not None:
         end = check_int("num_reqs_padded", num_reqs_padded, count, end)
-    check_targets({"dcp_local_seq_lens": local}, {"seq_lens": seq_lens})
+    on_device = uses_kernels(local)
+    if on_device or is_checked():  # otherwise the loop's caller checks what is written
+        check_targets({"dcp_local_seq_lens": local}, {"seq_lens": seq_lens})
 
-    if not uses_kernels(local):
-        count_local_tokens(lens, size, rank, interleave, local)
+    if not on_device:
+        fill_local_tokens(local, seq_lens, count, size, rank, interleave)
         return local[:end]
-    lens = plain("seq_lens", lens)
     torch.autograd.graph.increment_version(local)  # torch does not see a kernel's writes
     launch_threads(
         kernels.prepare_dcp_local_seq_lens,
         len(local),
         1,
-        flat(lens),
-        lens.stride(0),
+        *flat_words("seq_lens", seq_lens),
         count,
         *(size, rank, interleave),
-        local,
+        flat(local),
     )
     return local[:end]
 

@@ -25,7 +25,7 @@ from fast.block_table import BlockTables, keep, make_full
 from fast.checked_mode import checks, is_checked
 from fast.kernels import block_table as table_kernels
 from fast.kernels import step as kernels
-from fast.launch import launch_blocks, uses_kernels
+from fast.launch import launch_blocks
 from fast.operators import check_not_traced
 from fast.pinned import upload
 from fast.sentinels import DUMMY_ROW
@@ -93,9 +93,17 @@ class StepBuffers:
         # The rows of a step, packed for the upload, and its parts.
         self._packed = np.zeros(3 * num_slots + 2, np.int32)
         self._rows = np.split(self._packed, [num_slots, 2 * num_slots + 1])
-        if block_tables.device.type == "cpu" and not uses_kernels(self.input_ids):
-            self._host = HostStep({name: getattr(self, name) for name in (*STATE, *WRITTEN)})
+        if block_tables._host is not None:
+            buffers = {name: getattr(self, name) for name in (*STATE, *WRITTEN)}
+            self._host = HostStep(block_tables._host, buffers)
             self._rows = self._host.rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make a copy, for `copy` and `pickle`."""
+        width, drafts = self.all_token_ids.shape[1], self.draft_tokens.shape[1]
+        sizes = (width, drafts, len(self.next_prefill_tokens))
+        values = {name: np.array(getattr(self, name).cpu()) for name in (*STATE, *WRITTEN)}
+        return _restore, (type(self), self.block_tables, sizes, values)
 
     def _prepare(
         self, rows: Rows, num_rows: int, num_tokens: int, num_new_sampled: int
@@ -109,8 +117,7 @@ class StepBuffers:
         total, num_logits = int(starts[num_reqs]), int(logits[num_reqs])
         self._notice_writes()
         if self._host is not None:
-            tables = self.block_tables._host
-            self._host.write(tables, num_reqs, total, num_logits, num_new_sampled)
+            self._host.write(num_reqs, total, num_logits, num_new_sampled)
         else:
             self._launch(num_reqs, num_new_sampled)
         return self._get_views(num_rows, num_tokens, num_logits)
@@ -131,9 +138,9 @@ class StepBuffers:
             tables.max_num_reqs + 1,
             max(len(tables.block_sizes), 1),
             *(*tables._rows, tables._gathered, tables._num_gathered, tables._slots),
-            *(on_device, num_reqs, num_new_sampled, self.all_token_ids.shape[1]),
-            *(self.num_computed_tokens, self.prefill_len, flat(self.all_token_ids)),
-            *(self.last_sampled_tokens, self.draft_tokens),
+            *(on_device, num_reqs, num_new_sampled),
+            *(self.all_token_ids.shape[1], self.draft_tokens.shape[1]),
+            *(flat(getattr(self, name)) for name in STATE),
             *(getattr(self, name) for name in WRITTEN),
         )
         tables._staged.forget(number)
@@ -222,6 +229,16 @@ def prepare_step(
     return buffers._prepare(rows, num_rows, num_tokens, num_new)
 
 
+def _restore(
+    cls: type[StepBuffers], tables: BlockTables, sizes: tuple[int, int, int], values: dict[str, Any]
+) -> StepBuffers:
+    """Return a copy of buffers, for copied tables."""
+    made = cls(tables, *sizes)
+    for name, array in values.items():
+        getattr(made, name).copy_(torch.from_numpy(array))
+    return made
+
+
 def _read_vector(name: str, value: Any, min_length: int = 0) -> npt.NDArray[np.int32]:
     """Return an int32 vector of the host in one piece."""
     if not (type(value) is np.ndarray and value.dtype == np.int32 and value.ndim == 1):
@@ -241,7 +258,7 @@ def _check_step(buffers: StepBuffers, rows: Rows, num_tokens: int, num_new_sampl
     """Check a step as in checked mode: by the functions of which it consists, on copies."""
     tables, computed = buffers.block_tables, buffers.num_computed_tokens
     _check_rows(rows, tables.max_num_reqs)
-    slots, starts, of_logits = (torch.tensor(part, device=tables.device) for part in rows)
+    slots, starts, of_logits = (torch.tensor(part.copy(), device=tables.device) for part in rows)
     num_logits = int(rows[2][len(slots)])
     pos, lens, ids, following = (
         getattr(buffers, name).clone()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reference._checks import (
+    DUMMY_ROW,
     MAX_INT32,
     MAX_INT64,
     Int32Array,
@@ -20,7 +21,6 @@ from reference._checks import (
 )
 from reference.block_table import BlockTables
 from reference.step_inputs import (
-    DUMMY_ROW,
     combine_sampled_and_draft_tokens,
     prepare_pos_seq_lens,
     prepare_prefill_inputs,

@@ -208,29 +208,24 @@ def post_update(
         {name: array for name, array in written.items() if array is not None},
         [array for array in read if array is not None],
     )
-    updates: list[tuple[int, int, list[int], int]] = []
-    for row, slot in enumerate(slots):
-        if slot == DUMMY_ROW:
-            continue
-        width = sampled_tokens.shape[1]
-        number = check_int(f"num_sampled[{row}]", num_sampled[row], 0, width)
-        tokens: list[int] = sampled_tokens[row, :number].tolist()
-        for at, token in enumerate(tokens):
-            check_int(f"sampled_tokens[{row}, {at}]", token, 0, vocab_size - 1)
-        _check_room(slot, int(total_len[slot]), number, all_token_ids.shape[1])
-        rejected = check_int(f"num_rejected[{row}]", num_rejected[row], 0, MAX_INT32)
-        growth = starts[row + 1] - starts[row] - rejected
-        _check_computed(slot, int(num_computed_tokens[slot]), growth)
-        updates.append((row, slot, tokens, growth))
+    requests = [(row, slot) for row, slot in enumerate(slots) if slot != DUMMY_ROW]
+    tokens = _read_sampled(sampled_tokens, num_sampled, slots, vocab_size)
+    for row, slot in requests:
+        _check_room(slot, int(total_len[slot]), len(tokens[row]), all_token_ids.shape[1])
+    growth = [starts[row + 1] - starts[row] for row in range(num_reqs)]
+    for row, _ in requests:
+        growth[row] -= check_int(f"num_rejected[{row}]", num_rejected[row], 0, MAX_INT32)
+    for row, slot in requests:
+        _check_computed(slot, int(num_computed_tokens[slot]), growth[row])
 
-    for row, slot, tokens, growth in updates:
-        for token in tokens:
+    for row, slot in requests:
+        for token in tokens[row]:
             all_token_ids[slot, total_len[slot]] = token
             total_len[slot] += 1
             last_sampled_tokens[slot] = token
             if output_bin_counts is not None:
                 np.add.at(output_bin_counts, (slot, token), 1)  # it wraps without a warning
-        num_computed_tokens[slot] += growth
+        num_computed_tokens[slot] += growth[row]
         if draft_tokens is not None and draft_tokens_out is not None:
             draft_tokens_out[slot] = draft_tokens[row]
 
@@ -249,6 +244,21 @@ def _check_drafts(
     drafts = check_array("draft_tokens", draft_tokens, COUNT_DTYPES, 2, num_reqs)
     state = check_states("draft_tokens_out", draft_tokens_out, drafts.dtype.type, 2, max_num_reqs)
     check_length("draft_tokens_out", state.shape[1], drafts.shape[1], "num_drafts = ")
+
+
+def _read_sampled(
+    sampled_tokens: IntArray, num_sampled: Int32Array, slots: list[int], vocab_size: int
+) -> list[list[int]]:
+    """Return the tokens that were sampled for each row; none for a dummy row."""
+    tokens: list[list[int]] = [[] for _ in slots]
+    for row, slot in enumerate(slots):
+        if slot != DUMMY_ROW:
+            number = check_int(f"num_sampled[{row}]", num_sampled[row], 0, sampled_tokens.shape[1])
+            tokens[row] = sampled_tokens[row, :number].tolist()
+    for row, sampled in enumerate(tokens):
+        for at, token in enumerate(sampled):
+            check_int(f"sampled_tokens[{row}, {at}]", token, 0, vocab_size - 1)
+    return tokens
 
 
 def _check_room(slot: int, length: int, num_new: int, max_model_len: int) -> None:

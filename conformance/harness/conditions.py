@@ -572,7 +572,7 @@ def of_another_kind(stage: Stage) -> None:
     plain = value.detach().resolve_neg()
     expected = pair.accepts([], None).value
     for name, make in TENSORS.items():
-        pair.memory.refill()  # a call may change its arguments
+        pair.memory.refill()  # the call before may have written to it
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of prototypes
             made = attempt(make, plain.clone())

@@ -226,14 +226,14 @@ class Pair:
 
         `wanted` is that outcome, if it is known from an earlier call that wrote the same.
         """
-        before = self.memory.snapshot()
-        versions = self._versions()
         expected = self.expected() if wanted is None else wanted
-        if expected.error is not None:  # earlier calls may have changed its arguments
+        if expected.error is not None:  # earlier calls may have filled what is written
             self.restore()
-            before, expected = self.memory.snapshot(), self.expected()
+            expected = self.expected()
         if expected.error is not None:
             raise AssertionError(f"the strategy drew an invalid call: {expected.error!r}")
+        before = self.memory.snapshot()
+        versions = self._versions()
         got = self.outcome(mode)
         if got.error is not None:
             self._refuse(Difference("the call", got.error, expected.value, "raises"))

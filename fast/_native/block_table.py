@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import INT32, INT64, MAX_SIZE
+from fast._checks import INT32, INT64, MAX_SIZE, check_at_least
 from fast._native.compiler import (
     Int,
     Int32s,
@@ -26,7 +26,7 @@ from fast._native.compiler import (
     int64s_at,
     prefetch,
 )
-from fast._native.memory import check_written, locate, locate_words
+from fast._native.memory import check_written, locate
 from fast._native.slots import are_consecutive, fill_consecutive, slot_of, slot_on_rank
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 
@@ -161,19 +161,17 @@ class HostTables:
         `idx_mapping` is int32 or int64[at most max_num_reqs], `num_computed_tokens`
         int32[max_num_reqs], both on the CPU.
         """
-        rows_at, rows_step, _rows = locate_words("idx_mapping", idx_mapping)
-        computed_at = computed_step = 0
+        rows_at, rows = locate("idx_mapping", idx_mapping, idx_mapping.dtype)
+        computed_at = 0
         if num_computed_tokens is not None:
-            computed_at, computed_step, _computed = locate_words(
-                "num_computed_tokens", num_computed_tokens
-            )
-        self.gather_at(rows_at, rows_step, idx_mapping.nelement(), computed_at, computed_step)
+            computed_at, _computed = locate("num_computed_tokens", num_computed_tokens, INT32)
+        self.gather_at(rows_at, rows.element_size() // 4, rows.nelement(), computed_at)
 
-    def gather_at(self, *batch: int) -> None:
+    def gather_at(self, *batch: Any) -> None:
         """Gather the rows of a batch that is at these addresses; see `gather_on_host`."""
-        gather_on_host(
-            *self.rows, self._gathered.data_ptr(), *self._of_gathered, self._used, *batch
-        )
+        of_gathered = (self._gathered.data_ptr(), *self._of_gathered, self._used)
+        arguments: Any = (*batch, *self.rows, *of_gathered)
+        gather_on_host(*arguments)
 
     def fill_slots(
         self,
@@ -184,21 +182,22 @@ class HostTables:
     ) -> None:
         """Write the slots of a batch for every group, of at most `num_tokens_padded` tokens.
 
-        `idx_mapping` is int32 or int64[num_reqs], `query_start_loc` int32[at least num_reqs + 1]
-        and `positions` int64, all on the CPU.
+        `idx_mapping` is int32 or int64[num_reqs] on the CPU, `query_start_loc` must be
+        int32[at least num_reqs + 1] and `positions` int64 there; if not, nothing is written.
         """
-        rows_at, rows_step, _rows = locate_words("idx_mapping", idx_mapping)
-        starts_at, _starts = locate("query_start_loc", query_start_loc, INT32)
-        positions_at, _positions = locate("positions", positions, INT64)
-        num_tokens = min(positions.nelement(), num_tokens_padded)
-        batch = (idx_mapping.nelement(), starts_at, positions_at, num_tokens)
-        self.fill_slots_at(rows_at, rows_step, *batch)
+        rows_at, rows = locate("idx_mapping", idx_mapping, idx_mapping.dtype)
+        num_reqs = rows.nelement()
+        starts_at, starts = locate("query_start_loc", query_start_loc, INT32)
+        positions_at, places = locate("positions", positions, INT64)
+        check_at_least("query_start_loc", starts.nelement(), num_reqs + 1)
+        batch = rows_at, rows.element_size() // 4, num_reqs, starts_at, positions_at
+        self.fill_slots_at(*batch, min(places.nelement(), num_tokens_padded))
 
-    def fill_slots_at(self, *batch: int) -> None:
+    def fill_slots_at(self, *batch: Any) -> None:
         """Write the slots of a batch that is at these addresses; see `write_slots_of_groups`."""
-        write_slots_of_groups(
-            *self.rows, *batch, self._slots.data_ptr(), self._slots.shape[1], self._used
-        )
+        of_slots = (self._slots.data_ptr(), self._slots.shape[1], self._used)
+        arguments: Any = (*batch, *self.rows, *of_slots)
+        write_slots_of_groups(*arguments)
 
     def rewrite_tables(self) -> None:
         """Have the next gather write all rows to their ends, whatever they contain."""
@@ -425,11 +424,15 @@ def gather_row(
 
 
 @compiled(
-    f"void({ROWS}, int64, int32[:, ::1], int32[:, ::1], int32[::1], boolean[::1], int64[::1],"
-    " int64, int64, int64, int64, int64)",
+    f"void(int64, int64, int64, int64, {ROWS}, int64, int32[:, ::1], int32[:, ::1], int32[::1],"
+    " boolean[::1], int64[::1])",
     nogil=False,
 )
 def gather_on_host(
+    rows_at: int,
+    rows_step: int,
+    num_reqs: int,
+    computed_at: int,
     groups: Int64s,
     tables: Int32s,
     num_blocks: Int32s,
@@ -439,11 +442,6 @@ def gather_on_host(
     sources: Int32s,
     is_changed: Any,
     used: Int64s,
-    rows_at: int,
-    rows_step: int,
-    num_reqs: int,
-    computed_at: int,
-    computed_step: int,
 ) -> None:
     """Gather rows in batch order, and clear the rows past them that the last step wrote.
 
@@ -457,7 +455,7 @@ def gather_on_host(
     num_slots = num_blocks.shape[1]
     gathered = int32s_at(gathered_at, len(tables))
     rows = int32s_at(rows_at, num_reqs * rows_step + 1)
-    computed = int32s_at(computed_at, num_slots * computed_step + 1)
+    computed = int32s_at(computed_at, num_slots)
     for row in range(max(np.int64(num_reqs), used[0])):
         source, num_computed = np.int64(-1), np.int64(0)
         if row < num_reqs:
@@ -465,7 +463,7 @@ def gather_on_host(
         if source < 0 or source >= num_slots:
             source = np.int64(-1)
         elif computed_at != 0:
-            num_computed = np.int64(computed[source * computed_step])
+            num_computed = np.int64(computed[source])
         is_unchanged = source >= 0 and source == sources[row] and not is_changed[source]
         sources[row] = source
         for group in range(len(groups)):
@@ -521,19 +519,19 @@ def prefetch_row(groups: Int64s, tables: Int32s, slot: Int, position: Int) -> No
 
 
 @compiled(
-    f"void({ROWS}, int64, int64, int64, int64, int64, int64, int64, int64, int64[::1])",
+    f"void(int64, int64, int64, int64, int64, int64, {ROWS}, int64, int64, int64[::1])",
     nogil=False,
 )
 def write_slots_of_groups(
-    groups: Int64s,
-    tables: Int32s,
-    num_blocks: Int32s,
     rows_at: int,
     rows_step: int,
     num_reqs: int,
     starts_at: int,
     positions_at: int,
     num_tokens: int,
+    groups: Int64s,
+    tables: Int32s,
+    num_blocks: Int32s,
     slots_at: int,
     slots_of_group: int,
     used: Int64s,

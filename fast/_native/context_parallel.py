@@ -5,7 +5,7 @@ import torch
 
 from fast._checks import INT32
 from fast._native.compiler import Int32s, compiled, int32s_at
-from fast._native.memory import as_written_array, locate
+from fast._native.memory import as_written_array, locate, locate_target, locate_words
 
 
 def count_local_tokens(
@@ -55,3 +55,43 @@ def write_local_tokens(
             local[i, k] = rounds * interleave + mine
     for i in range(num_reqs, len(local)):
         local[i, :] = 0
+
+
+def fill_local_tokens(
+    local: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_reqs: int,
+    size: int,
+    rank: int,
+    interleave: int,
+) -> None:
+    """Write how many tokens a rank holds of the first sequences, and 0 past them.
+
+    Both are int32 vectors on the CPU with at least `num_reqs` entries.
+    """
+    lens_at, step, _lens = locate_words("seq_lens", seq_lens)
+    local_at, length = locate_target("dcp_local_seq_lens", local)
+    write_local_lens(lens_at, step, num_reqs, size, rank, interleave, local_at, length)
+    torch.autograd.graph.increment_version(local)  # torch does not see a loop's writes
+
+
+@compiled("void(int64, int64, int64, int64, int64, int64, int64, int64)")
+def write_local_lens(
+    lens_at: int,
+    step: int,
+    num_reqs: int,
+    size: int,
+    rank: int,
+    interleave: int,
+    local_at: int,
+    length: int,
+) -> None:
+    lens, local = int32s_at(lens_at, num_reqs * step + 1), int32s_at(local_at, length)
+    in_round = np.uint32(size * interleave)
+    for row in range(num_reqs):
+        rounds = np.uint32(lens[row * step]) // in_round
+        rest = np.int64(lens[row * step]) - np.int64(rounds) * in_round - rank * interleave
+        mine = min(max(rest, np.int64(0)), np.int64(interleave))
+        local[row] = np.int64(rounds) * interleave + mine
+    for row in range(num_reqs, length):
+        local[row] = 0

@@ -29,10 +29,12 @@ class HostStep:
     """The loops of a step, with the places of all that they read and write.
 
     Args:
+        tables: The block tables.
         buffers: By name, the contiguous tensors of `StepBuffers`, whose memory nobody can resize.
     """
 
-    def __init__(self, buffers: dict[str, torch.Tensor]) -> None:
+    def __init__(self, tables: HostTables, buffers: dict[str, torch.Tensor]) -> None:
+        self._tables = tables
         # `_arrays` keeps the memory, whatever becomes of the tensors.
         self._arrays = {name: tensor.numpy() for name, tensor in buffers.items()}
         self.rows = [self._arrays[name] for name in WRITTEN[1:4]]
@@ -51,7 +53,7 @@ class HostStep:
         drafts = (at["draft_tokens"], 2 * num_drafts, 2, num_slots, num_drafts)
         tokens = (at["all_token_ids"], width, 1, num_slots, width)
         ids, following = (at["input_ids"], num_tokens), (at["next_prefill_tokens"], num_following)
-        self._slots, self._computed = (at["idx_mapping"], 1), computed
+        self._slots, self._computed = (at["idx_mapping"], 1), at["num_computed_tokens"]
         self._tokens = (at["query_start_loc"], at["positions"])
         written = (at["positions"], num_tokens, at["seq_lens"], num_slots)
         self._of_positions = (*starts, *computed, num_slots, *written)
@@ -59,18 +61,11 @@ class HostStep:
         self._of_sampled = (*sampled, *starts, *lens, *known, *drafts, at["cu_num_logits"], 1)
         self._ids = ids
 
-    def write(
-        self,
-        tables: HostTables,
-        num_reqs: int,
-        num_tokens: int,
-        num_logits: int,
-        num_new_sampled: int,
-    ) -> None:
+    def write(self, num_reqs: int, num_tokens: int, num_logits: int, num_new_sampled: int) -> None:
         """Prepare a step of rows that are in the buffers, of so many tokens and logits."""
-        rows = (*self._slots, num_reqs)
+        rows, tables = (*self._slots, num_reqs), self._tables
         tables.apply()
-        tables.gather_at(*rows, *self._computed)
+        tables.gather_at(*rows, self._computed)
         write_positions(*rows, *self._of_positions)
         write_prefill_inputs(*rows, *self._of_prefill)
         indices = self._indices[:num_logits]

@@ -294,7 +294,7 @@ def expand_slots(
     rows_at, rows_step, _rows = locate_words("idx_mapping", idx_mapping)
     logits_at, logits_step, _logits = locate_words("cu_num_logits", cu_num_logits)
     num_reqs, words = idx_mapping.nelement(), idx_mapping.itemsize // 4
-    slots = np.zeros(num_logits, dtype=f"i{4 * words}")
+    slots = np.zeros(num_logits, dtype=np.int32 if words == 1 else np.int64)
     numbers = np.zeros(num_logits, dtype=np.int32)
     write_expanded(
         rows_at,

@@ -16,8 +16,8 @@ from fast.sentinels import PAD_SLOT_ID
 
 @kernel(
     "void(int64[:, ::1], int32[::1], int32[:, ::1], int32[::1], int32[:, ::1], int64[:, ::1],"
-    " int32[::1], int64, int64, int64, int32[::1], int32[::1], int32[::1], int64[::1],"
-    " int64[:, ::1],"
+    " int32[::1], int64, int64, int64, int64, int32[::1], int32[::1], int32[::1], int64[::1],"
+    " int64[::1],"
     " int32[:, ::1], int32[::1], int32[::1], int32[::1], int32[::1], int64[::1], int32[::1],"
     " int64[::1])"
 )
@@ -32,6 +32,7 @@ def prepare_step(  # noqa: C901, PLR0912, PLR0915  (one launch for all)
     num_reqs: int,
     num_new_sampled: int,
     width: int,
+    max_drafts: int,
     computed: Int32s,
     known: Int32s,
     tokens: Int32s,
@@ -52,7 +53,7 @@ def prepare_step(  # noqa: C901, PLR0912, PLR0915  (one launch for all)
     copies the row's numbers from `packed` (request slots, then where tokens and logits start, all
     padded to the end), and writes its positions, length, tokens and logits. The last block of a
     group pads its slots. `num_reqs` is the number of rows that are not padding,
-    and a request has `width` tokens.
+    and a request has `width` tokens and `max_drafts` draft tokens.
 
     Each writes entries that no other block accesses, but for `seq_lens` and `packed`, which it
     reads, if at all, of its own row.
@@ -62,10 +63,10 @@ def prepare_step(  # noqa: C901, PLR0912, PLR0915  (one launch for all)
     num_rows = np.uint32(rows.shape[0])
     if row == num_rows:
         if group < groups.shape[0]:
-            token = np.uint32(packed[np.uint64(num_rows + num_reqs)]) + thread
-            while token < slots.shape[1]:
-                slots[group, np.uint32(token)] = PAD_SLOT_ID
-                token = np.uint32(token + num_threads)
+            rest = np.uint32(packed[np.uint64(num_rows + num_reqs)] + thread)
+            while rest < slots.shape[1]:
+                slots[group, rest] = PAD_SLOT_ID
+                rest = np.uint32(rest + num_threads)
         return
     slot = np.int64(packed[row])
     start = np.int64(packed[np.uint32(num_rows + row)])
@@ -113,10 +114,9 @@ def prepare_step(  # noqa: C901, PLR0912, PLR0915  (one launch for all)
         number = logit - first - num_new_sampled
         draft = np.int64(-2)
         if slot >= 0:
-            max_drafts = np.int64(drafts.shape[1])
             draft = find_drafted(number, last - first, seq_len, prefill_len, max_drafts)
         if draft == -1:
             input_ids[np.uint32(token)] = sampled[np.uint32(slot)]
         elif draft >= 0:
-            input_ids[np.uint32(token)] = drafts[np.uint32(slot), np.uint32(draft)]
+            input_ids[np.uint32(token)] = drafts[np.uint64(slot * max_drafts + draft)]
         logit += num_threads

@@ -26,13 +26,13 @@ def fill_positions(start: Any, end: Any, before: Any, pos: Int64s) -> None:
 
 @device_function
 def fill_known_tokens(
-    start: int,
-    end: int,
-    before: int,
+    start: Any,
+    end: Any,
+    before: Any,
     tokens: Int32s,
-    here: int,
-    column_stride: int,
-    width: int,
+    here: Any,
+    column_stride: Any,
+    width: Any,
     input_ids: Int32s,
 ) -> None:
     """Copy the known tokens of a row after those before it; each thread of the block its part.
