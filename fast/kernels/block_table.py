@@ -86,15 +86,14 @@ def gather_row(
     Reads tables, num_blocks, groups; writes the row of gathered and num_gathered.
     """
     width = groups[group, WIDTH]
-    count, num_freed = np.uint32(0), np.int64(0)
+    count, num_freed = np.uint32(0), np.uint32(0)
     there = np.uint64(0)
     if slot >= 0 and slot < num_blocks.shape[1]:
         count = np.uint32(num_blocks[group, np.uint32(slot)])
         there = np.uint64(groups[group, OFFSET] + slot * width)
         reach = groups[group, REACH]
         if reach > 0 and num_computed > reach:
-            quotient, _ = divide(num_computed - reach, groups[group, SIZE])
-            num_freed = np.int64(quotient)
+            num_freed, _ = divide(num_computed - reach, groups[group, SIZE])
     here = np.uint64(groups[group, OFFSET] + row * width)
     left = np.uint32(num_gathered[group, row])
     cuda.syncthreads()  # everyone has read num_gathered

@@ -38,7 +38,7 @@ def test_a_kernel_is_compiled_once() -> None:
     compiler = Compiler()
     cases = [
         (kernel, arch)
-        for kernel in (block_table.move_row, block_table.swap_rows)
+        for kernel in (block_table.apply_staged_writes, block_table.gather_block_tables)
         for arch in ("sm_80", "sm_90")
     ]
     first = [cache.load_or_compile(*case, compiler) for case in cases]
@@ -47,7 +47,7 @@ def test_a_kernel_is_compiled_once() -> None:
     assert len(cases) == compiler.count
 
 
-SIGNATURE = block_table.move_row.signature
+SIGNATURE = block_table.apply_staged_writes.signature
 CHANGES: dict[str, tuple[object, str, object, Kernel]] = {
     "a constant": (block_table, "PAD_SLOT_ID", -2, block_table.compute_slot_mapping),
     "a function that a function of a kernel calls": (
@@ -59,10 +59,10 @@ CHANGES: dict[str, tuple[object, str, object, Kernel]] = {
         *(lambda size: size, multimodal.scatter_rows),
     ),
     "a signature": (
-        *(block_table.move_row, "signature"),
-        *(SIGNATURE.replace("int32[::1]", "uint32[::1]"), block_table.move_row),
+        *(block_table.apply_staged_writes, "signature"),
+        *(SIGNATURE.replace("int32[::1]", "uint32[::1]"), block_table.apply_staged_writes),
     ),
-    "a version": (cache, "version", lambda name: f"9 of {name}", block_table.move_row),
+    "a version": (cache, "version", lambda name: f"9 of {name}", block_table.apply_staged_writes),
 }
 
 
@@ -84,24 +84,24 @@ def test_what_has_changed_is_compiled_again(what: str, folder: Path) -> None:
 @pytest.mark.parametrize("damage", [b"", b"damaged", b"damaged\0as\0well"])
 def test_a_damaged_file_is_replaced(damage: bytes, folder: Path) -> None:
     compiler = Compiler()
-    cache.load_or_compile(block_table.move_row, "sm_90", compiler)
+    cache.load_or_compile(block_table.apply_staged_writes, "sm_90", compiler)
     [path] = folder.glob("*.native")
     path.write_bytes(damage)
-    cache.load_or_compile(block_table.move_row, "sm_90", compiler)
+    cache.load_or_compile(block_table.apply_staged_writes, "sm_90", compiler)
     assert 2 == compiler.count
     assert b"code \0 2" in path.read_bytes()
 
 
 def test_other_kernels_are_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def move_row(x: Any) -> None:
+    def apply_staged_writes(x: Any) -> None:
         x[0] = cuda.cuda.grid(1)
 
-    own = Kernel(move_row, "void(int32[::1])", 32)
-    function = block_table.move_row.py_func
+    own = Kernel(apply_staged_writes, "void(int32[::1])", 32)
+    function = block_table.apply_staged_writes.py_func
     code = function.__code__.replace(co_filename="<a module with a bug>")
     monkeypatch.setattr(function, "__code__", code)
     compiler = Compiler()
-    for kernel in (own, block_table.move_row) * 2:
+    for kernel in (own, block_table.apply_staged_writes) * 2:
         cache.load_or_compile(kernel, "sm_90", compiler)
     assert 4 == compiler.count
     assert not folder.exists()

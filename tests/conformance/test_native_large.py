@@ -81,43 +81,44 @@ def test_slots_past_2_to_the_53() -> None:
 
 def test_tables_of_2_to_the_32_entries() -> None:
     width, num_reqs, small = 2**22, 1024, 64
-    groups = tensor([[0, width, 512], [width * num_reqs, small, 16]], np.int64)
-    total = (width + small) * num_reqs
+    # Offset, width and block size; ranks, rank and interleave; whether there are slots; the window.
+    constants = [[0, width, 512, 1, 0, 1, 1, 512 * 3], [width * num_reqs, small, 16, 1, 0, 1, 1, 0]]
+    groups, total = tensor(constants, np.int64), (width + small) * num_reqs
     tables, gathered = sparse(total), sparse(total)
     num_blocks, num_gathered = torch.zeros(2, 2, num_reqs, dtype=torch.int32)
-    num_blocks[0, 1023], num_blocks[1, 1023] = width - 5, 3
+    num_blocks[0, 1023], num_blocks[1, 1023], num_blocks[0, 700] = width - 5, 3, 9
     ids = [2**31 - 1 - k for k in range(9)]
-    # Slots; where the IDs of group 0 end, and of group 1; the IDs; whether a row is overwritten.
-    plan = tensor([1023, 700, *(8, 13, 14), *(14, 16, 17), *ids, 0, 1], np.int64)
-    state = (tables, num_blocks, groups)
-    run(block_table.append_block_ids, (2, 2), *state, plan, 2)
+    # For each row: group, request slot, first new entry, blocks, and where the new IDs begin.
+    changed = [(0, 1023, width - 5, width, 20), (0, 700, 0, 1, 25)]
+    changed += [(1, 1023, 3, 5, 26), (1, 700, 0, 1, 28)]
+    tables.numpy()[width * 700 : width * 700 + 9] = 77
+    state, staged = (groups, tables, num_blocks), tensor([*sum(changed, ()), *ids])
+    run(block_table.apply_staged_writes, (4, 1), *state, staged)
     memory = tables.numpy()
     end, second = width * 1024, width * num_reqs
     assert ids[:5] == memory[end - 5 : end].tolist()
-    assert ids[5] == memory[width * 700]
+    assert [ids[5], *[0] * 8] == memory[width * 700 : width * 700 + 9].tolist()
     assert ids[6:8] == memory[second + 1023 * 64 + 3 : second + 1023 * 64 + 5].tolist()
     assert ids[8] == memory[second + 700 * 64]
-    assert [width, 5] == num_blocks[:, 1023].tolist()
-
-    run(block_table.move_row, (2, 1), *state, 1023, 1022)
-    run(block_table.swap_rows, (2, 1), *state, 1022, 700)
-    assert ids[:5] == memory[width * 701 - 5 : width * 701].tolist()
-    assert ids[5] == memory[width * 1022]
-    assert [[0, 0], [width, 5]] == [num_blocks[:, row].tolist() for row in (1023, 700)]
+    assert [[width, 5], [1, 1]] == [num_blocks[:, row].tolist() for row in (1023, 700)]
 
     mapping = torch.full((num_reqs,), -1, dtype=torch.int32)
-    mapping[1023], mapping[5] = 700, 1022
-    gathering = (gathered, num_gathered, mapping, 1, num_reqs)
+    mapping[1022], mapping[5] = 1023, 700
+    computed = torch.zeros(num_reqs, dtype=torch.int32)
+    computed[1023] = (width - 1) * 512  # all but four blocks are before the window
+    gathering = (gathered, num_gathered, mapping, 1, num_reqs, computed, 1)
     run(block_table.gather_block_tables, (num_reqs, 2), *state, *gathering)
-    assert ids[:5] == gathered.numpy()[end - 5 : end].tolist()
+    end = width * 1023
+    assert [0, *ids[1:5]] == gathered.numpy()[end - 5 : end].tolist()
     assert ids[5] == gathered[5 * width]
-    assert [width, 1] == num_gathered[0, [1023, 5]].tolist()
+    assert [width, 1] == num_gathered[0, [1022, 5]].tolist()
 
     starts = torch.zeros(num_reqs + 1, dtype=torch.int32)
-    starts[-1] = 6
+    starts[1023:] = 6
     positions = tensor([(width - 5 + k) * 512 + 511 for k in range(5)] + [width * 512], np.int64)
     slots = torch.empty(2, 200, dtype=torch.int64)
-    batch = (gathered, groups, starts, 1, num_reqs, positions, 1, 6, slots)
+    rows = (mapping, 1, num_reqs)
+    batch = (groups, tables, num_reqs, *rows, starts, 1, positions, 1, 6, slots)
     run(block_table.compute_slot_mappings, (1, 2), *batch)
     assert [*(block_id * 512 + 511 for block_id in ids[:5]), -1] == slots[0, :6].tolist()
     assert {-1} == {*slots[0, 6:].tolist(), *slots[1].tolist()}

@@ -27,9 +27,8 @@ class Step:
     """Block tables of two groups on the GPU, and a decode step of `NUM_REQS` requests."""
 
     def __init__(self) -> None:
-        self.tables = fast.BlockTables(
-            [BLOCK_SIZE, 2 * BLOCK_SIZE], NUM_REQS, 512, 4096, "cuda", pin_memory=True
-        )
+        sizes, widths = [BLOCK_SIZE, 2 * BLOCK_SIZE], [4096 // BLOCK_SIZE, 2048 // BLOCK_SIZE]
+        self.tables = fast.BlockTables(sizes, NUM_REQS, 512, widths, "cuda")
         self.lens = [17 * i % 1000 + 1 for i in range(NUM_REQS)]
         self.append()
         self.idx_mapping = torch.arange(NUM_REQS, dtype=torch.int32, device="cuda")
@@ -39,12 +38,18 @@ class Step:
         self.buffer = fast.CpuGpuBuffer(NUM_REQS, dtype=torch.int32, device="cuda", pin_memory=True)
 
     def append(self) -> None:
-        ends, ids = [], []
-        for size in self.tables.block_sizes:
-            counts = [-(-length // size) for length in self.lens]
-            ends.append([sum(counts[:i]) for i in range(NUM_REQS + 1)])
-            ids.append(list(range(1, ends[-1][-1] + 1)))
-        self.tables.append_block_ids(list(range(NUM_REQS)), ends, ids, [True] * NUM_REQS)
+        for row, length in enumerate(self.lens):
+            counts = [-(-length // size) for size in self.tables.block_sizes]
+            ids = [list(range(1 + row, 1 + row + count)) for count in counts]
+            self.tables.append_block_ids(row, ids, overwrite=True)
+        self.tables.apply_staged_writes()
+
+    def gather(self) -> tuple[torch.Tensor, ...]:
+        return self.tables.gather_block_tables(self.idx_mapping, NUM_REQS)
+
+    def slots(self) -> torch.Tensor:
+        batch = self.idx_mapping, self.starts, self.positions
+        return self.tables.compute_slot_mappings(*batch, NUM_REQS)
 
     def build(self) -> dict[str, Any]:
         """Build the metadata of a step, by builders that take it as it is."""
@@ -65,8 +70,8 @@ class Step:
             query_start_loc=starts,
             seq_lens=lens,
             num_computed_tokens_cpu=torch.tensor(self.lens, dtype=torch.int32) - 1,
-            block_tables=self.tables.gather_block_tables(self.idx_mapping),
-            slot_mappings=self.tables.compute_slot_mappings(self.starts, self.positions),
+            block_tables=self.gather(),
+            slot_mappings=self.slots(),
             kv_cache_config=SimpleNamespace(kv_cache_groups=groups),
         )
 
@@ -82,8 +87,8 @@ class Step:
             num_actual_tokens=NUM_REQS,
             max_query_len=1,
             max_seq_len=max(self.lens),
-            block_table_tensor=self.tables.gather_block_tables(self.idx_mapping)[0],
-            slot_mapping=self.tables.compute_slot_mappings(self.starts, self.positions)[0],
+            block_table_tensor=self.gather()[0],
+            slot_mapping=self.slots()[0],
         )
 
 
@@ -111,18 +116,10 @@ HALVES = [
 
 CALLS: dict[str, Callable[[Step], object]] = {
     "append_block_ids": lambda step: step.append(),
-    "gather_block_tables": lambda step: step.tables.gather_block_tables(step.idx_mapping),
-    "compute_slot_mappings": lambda step: step.tables.compute_slot_mappings(
-        step.starts, step.positions
-    ),
+    "gather_block_tables": lambda step: step.gather(),
+    "compute_slot_mappings": lambda step: step.slots(),
     "compute_slot_mapping": lambda step: fast.compute_slot_mapping(
         step.batch.block_table_tensor, step.starts, step.positions, BLOCK_SIZE
-    ),
-    "move_row, swap_rows and clear_row": lambda step: (
-        step.tables.swap_rows(0, 1),
-        step.tables.move_row(2, 3),
-        step.tables.clear_row(5),
-        step.append(),
     ),
     "build_attn_metadata": lambda step: step.build(),
     "split_decodes_and_prefills": lambda step: fast.split_decodes_and_prefills(step.batch),
@@ -174,21 +171,21 @@ def test_calls_run_on_a_side_stream(step: Step, name: str) -> None:
 
 
 def test_a_new_thread_launches(step: Step) -> None:
-    expected = step.tables.gather_block_tables(step.idx_mapping)[0].clone()
+    expected = step.gather()[0].clone()
     torch.cuda.synchronize()
     with ThreadPoolExecutor(1) as pool:
-        tables = pool.submit(step.tables.gather_block_tables, step.idx_mapping).result()
+        tables = pool.submit(step.gather).result()
     assert torch.equal(expected, tables[0])
 
 
 WARM_AND_CAPTURE = """
 import torch, fast
 fast.warmup()
-tables = fast.BlockTables([16], 4, 8, 64, "cuda", pin_memory=True)
+tables = fast.BlockTables([16], 4, 8, [4], "cuda")
 mapping = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
-    tables.gather_block_tables(mapping)
+    tables.gather_block_tables(mapping, 2)
 graph.replay()
 torch.cuda.synchronize()
 """
@@ -200,32 +197,32 @@ def test_warmup_is_enough_for_a_capture() -> None:
 
 
 def test_a_replayed_gather_reads_the_new_mapping(step: Step) -> None:
-    graph, table = captured(lambda: step.tables.gather_block_tables(step.idx_mapping)[0])
+    graph, table = captured(lambda: step.gather()[0])
     for mapping in (torch.arange(NUM_REQS), torch.arange(NUM_REQS).flip(0), -torch.ones(NUM_REQS)):
         step.idx_mapping.copy_(mapping)
         graph.replay()
         got = table.clone()
         torch.cuda.synchronize()
         fresh = Step()
-        eager = fresh.tables.gather_block_tables(step.idx_mapping)[0]
+        eager = fresh.tables.gather_block_tables(step.idx_mapping, NUM_REQS)[0]
         assert torch.equal(eager, got)
     step.idx_mapping.copy_(torch.arange(NUM_REQS))
 
 
 def test_replayed_slots_read_the_new_positions(step: Step) -> None:
-    step.tables.gather_block_tables(step.idx_mapping)
-    graph, slots = captured(lambda: step.tables.compute_slot_mappings(step.starts, step.positions))
+    step.gather()
+    graph, slots = captured(step.slots)
     before = step.positions.clone()
     step.positions.copy_(before // 2)
     graph.replay()
     got = slots.clone()
     torch.cuda.synchronize()
-    assert torch.equal(step.tables.compute_slot_mappings(step.starts, step.positions), got)
+    assert torch.equal(step.slots(), got)
     step.positions.copy_(before)
 
 
 def test_replayed_slot_mapping_writes_its_out(step: Step) -> None:
-    table = step.tables.gather_block_tables(step.idx_mapping)[0]
+    table = step.gather()[0]
     out = torch.empty(NUM_REQS + 8, dtype=torch.int64, device="cuda")
     graph, _ = captured(
         lambda: fast.compute_slot_mapping(table, step.starts, step.positions, BLOCK_SIZE, out=out)
@@ -277,26 +274,23 @@ def test_replayed_local_lengths_read_the_new_lengths() -> None:
     assert local.tolist() == [4, 4]
 
 
-@pytest.mark.parametrize(
-    ("move", "rows"),
-    [
-        (lambda tables: tables.swap_rows(0, 1), [1, 0, 2]),
-        (lambda tables: tables.move_row(0, 1), [-1, 0, 2]),
-        (lambda tables: tables.clear_row(0), [-1, 1, 2]),
-    ],
-)
-def test_replayed_rows_move(move: Callable[[fast.BlockTables], None], rows: list[int]) -> None:
+def test_replayed_writes_are_those_of_the_capture() -> None:
     step = Step()
-    mapping = torch.tensor(rows, dtype=torch.int32, device="cuda")
-    eager = step.tables.gather_block_tables(mapping)[0].clone()
-    graph, _ = captured(lambda: move(step.tables))
+
+    def write() -> None:
+        step.tables.append_block_ids(1, [[7, 8], [9]], overwrite=True)
+        step.tables.apply_staged_writes()
+
+    graph, _ = captured(write)
     step.append()  # all rows as they were at first
     graph.replay()
-    assert torch.equal(eager, step.tables.gather_block_tables(step.idx_mapping[:3])[0])
+    full, sliding = step.gather()
+    assert [7, 8, 0, 0] == full[1, :4].tolist()
+    assert [9, 0] == sliding[1, :2].tolist()
 
 
 def test_a_compiled_step_gives_the_same(step: Step) -> None:
-    table = step.tables.gather_block_tables(step.idx_mapping)[0]
+    table = step.gather()[0]
     mask = step.positions % 3 > 0
     num_embeds = int(mask.sum())
 
@@ -318,7 +312,7 @@ def test_a_compiled_step_gives_the_same(step: Step) -> None:
 
 def test_a_cpu_tensor_is_refused(step: Step) -> None:
     with pytest.raises(ValueError, match="idx_mapping"):
-        step.tables.gather_block_tables(step.idx_mapping.cpu())
+        step.tables.gather_block_tables(step.idx_mapping.cpu(), NUM_REQS)
 
 
 def test_memory_is_measured() -> None:

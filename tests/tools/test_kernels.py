@@ -35,14 +35,14 @@ def test_a_kernel_that_is_worse_is_named(
     assert {kernel.name for kernel in find_kernels()} == set(ELEMENTS)
     assert 0 == main(SM_90), capsys.readouterr().err
     record = json.loads(kernels.RECORD.read_text())
-    record["sm_90"]["move_row"] /= 1.2
-    del record["sm_90"]["swap_rows"]
+    record["sm_90"]["apply_staged_writes"] /= 1.2
+    del record["sm_90"]["expand_idx_mapping"]
     monkeypatch.setattr(kernels, "RECORD", tmp_path / "kernels.json")
     kernels.RECORD.write_text(json.dumps(record))
     assert 1 == main(SM_90)
     printed = capsys.readouterr().err
-    assert "move_row for sm_90 executes 48.05 instructions for " in printed
-    assert "swap_rows for sm_90 executes " in printed
+    assert "apply_staged_writes for sm_90 executes 58.01 instructions for " in printed
+    assert "expand_idx_mapping for sm_90 executes " in printed
     for function, said in ((spilling(), "spills"), (broken, "no_such_thing")):
         made = Kernel(function, "void(int64[::1])", 64)
         monkeypatch.setattr(kernels, "find_kernels", lambda made=made: [made])
