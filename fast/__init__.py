@@ -96,7 +96,7 @@ from fast.layer_params import (
 )
 from fast.local_attention import make_local_attention_virtual_batches
 from fast.memory import MemorySnapshot, request_memory
-from fast.metadata import CommonAttentionMetadata, build_attn_metadata
+from fast.metadata import AttnMetadataPlan, CommonAttentionMetadata, build_attn_metadata
 from fast.multimodal import (
     MultiModalBudget,
     compute_mm_encoder_budget,
@@ -141,6 +141,7 @@ __all__ = [
     "AttentionMetadataBuilder",
     "AttentionSpec",
     "AttentionType",
+    "AttnMetadataPlan",
     "BlockTables",
     "CacheConfig",
     "ChunkedLocalAttentionSpec",

@@ -14,6 +14,7 @@ from fast._checks import (
     MAX_INT64,
     MAX_SIZE,
     STRIDED,
+    IntArray,
     check_array,
     check_bool,
     check_int,
@@ -142,7 +143,12 @@ def _read_prefilling(metadata: Any, treats_short_as_decodes: bool) -> torch.Tens
 
 
 def reorder_batch_to_split_decodes_and_prefills(
-    input_batch: Any, scheduler_output: Any, decode_threshold: int = 1, *, regions: int = 3
+    input_batch: Any,
+    scheduler_output: Any,
+    decode_threshold: int = 1,
+    *,
+    regions: int = 3,
+    num_scheduled_tokens: IntArray | None = None,
 ) -> bool:
     """Swap the requests of a batch into the order of their regions, with as few moves as possible.
 
@@ -155,7 +161,11 @@ def reorder_batch_to_split_decodes_and_prefills(
     req_ids = input_batch.req_ids
     check_list("req_ids", req_ids)
     num_reqs = len(req_ids)
-    tokens = _scheduled_tokens(req_ids, scheduler_output.num_scheduled_tokens)
+    if num_scheduled_tokens is None:
+        tokens = _scheduled_tokens(req_ids, scheduler_output.num_scheduled_tokens)
+    else:
+        check_array("num_scheduled_tokens", num_scheduled_tokens, num_reqs)
+        tokens = num_scheduled_tokens[:num_reqs].astype(np.int64, subok=False)
     computed = input_batch.num_computed_tokens_cpu
     check_array("num_computed_tokens_cpu", computed, num_reqs)
     prompts = None
@@ -169,6 +179,8 @@ def reorder_batch_to_split_decodes_and_prefills(
 
     swaps = plan_swaps(tokens, computed, prompts, threshold)
     if swaps is None:
+        if num_scheduled_tokens is not None:
+            check_minimum("num_scheduled_tokens", tokens, 0)
         check_ints("num_scheduled_tokens of req_ids", tokens.tolist(), 0, MAX_INT64)
         return False  # not reached: one is negative
     if len(swaps) == 0:

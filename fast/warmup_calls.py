@@ -2,7 +2,7 @@
 
 import warnings
 from types import SimpleNamespace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,11 +21,12 @@ from fast.kernels.cuda import KERNELS
 from fast.launch import launcher
 from fast.local_attention import make_local_attention_virtual_batches
 from fast.logits_indices import make_kv_sharing_fast_prefill_common_attn_metadata
-from fast.metadata import CommonAttentionMetadata, build_attn_metadata
+from fast.metadata import AttnMetadataPlan, CommonAttentionMetadata, build_attn_metadata
 from fast.multimodal import gather_mm_placeholders, scatter_mm_placeholders
 from fast.numba_cuda import is_installed
 from fast.pinned import prepare_graphs
 from fast.slots import compute_slot_mapping
+from fast.step import StepBuffers, prepare_step
 from fast.step_inputs import (
     combine_sampled_and_draft_tokens,
     expand_idx_mapping,
@@ -99,17 +100,23 @@ def _rehearse() -> None:
     slots = tables.compute_slot_mappings(rows, starts.gpu, positions, 8)
     compute_slot_mapping(block_tables[0], starts.gpu, positions, 2)
     groups = [SimpleNamespace(layer_names=[name]) for name in ("0", "1")]
-    batch = build_attn_metadata(
-        [SimpleNamespace(build=_take_batch)] * 2,
-        num_reqs=3,
-        num_tokens=8,
-        query_start_loc=starts,
-        seq_lens=lens,
-        num_computed_tokens_cpu=torch.tensor([5, 3, 0], dtype=torch.int32, device="cpu"),
-        block_tables=block_tables,
-        slot_mappings=slots,
-        kv_cache_config=SimpleNamespace(kv_cache_groups=groups),
-    )["0"]
+    buffers: dict[str, Any] = {
+        "attn_metadata_builders": [SimpleNamespace(build=_take_batch)] * 2,
+        "query_start_loc": starts,
+        "seq_lens": lens,
+        "num_computed_tokens_cpu": torch.tensor([5, 3, 0], dtype=torch.int32, device="cpu"),
+        "kv_cache_config": SimpleNamespace(kv_cache_groups=groups),
+    }
+    of_step: dict[str, Any] = {
+        "num_reqs": 3,
+        "num_tokens": 8,
+        "block_tables": block_tables,
+        "slot_mappings": slots,
+    }
+    batch = build_attn_metadata(**buffers, **of_step)["0"]
+    plan = AttnMetadataPlan(**buffers)
+    plan.build(**of_step)
+    plan.build(**of_step, max_query_len=4, max_seq_len=6)
     for threshold in (1, 8):
         split_decodes_and_prefills(batch, threshold)
         split_decodes_prefills_and_extends(batch, threshold)
@@ -129,11 +136,17 @@ def _rehearse() -> None:
     )
     step = SimpleNamespace(num_scheduled_tokens={"a": 1, "b": 3, "c": 4})
     reorder_batch_to_split_decodes_and_prefills(requests, step)
+    counts = np.array([4, 3, 1], np.int32)
+    reorder_batch_to_split_decodes_and_prefills(requests, None, num_scheduled_tokens=counts)
     is_embed = torch.tensor([True, False, True], device="cpu")
     rows = scatter_mm_placeholders(torch.zeros(2, 8, dtype=torch.bfloat16, device="cpu"), is_embed)
     gather_mm_placeholders(rows, is_embed)
     _rehearse_inputs(starts.gpu, positions)
     _rehearse_results(starts.gpu, lens.gpu[:3])
+    step_buffers = StepBuffers(tables, 8, num_speculative_tokens=2)
+    logits = np.array([0, 1, 4, 5], np.int32)
+    for _ in range(2):
+        prepare_step(step_buffers, np.arange(3, dtype=np.int32), starts.np, logits, 3, 8)
 
 
 def _rehearse_inputs(starts: torch.Tensor, pos: torch.Tensor) -> None:

@@ -113,7 +113,7 @@ from reference.layer_params import (
 )
 from reference.local_attention import make_local_attention_virtual_batches
 from reference.memory import MemorySnapshot, request_memory
-from reference.metadata import CommonAttentionMetadata, build_attn_metadata
+from reference.metadata import AttnMetadataPlan, CommonAttentionMetadata, build_attn_metadata
 from reference.multimodal import (
     MultiModalBudget,
     compute_mm_encoder_budget,
@@ -157,6 +157,7 @@ __all__ = [
     "AttentionMetadataBuilder",
     "AttentionSpec",
     "AttentionType",
+    "AttnMetadataPlan",
     "BlockTables",
     "CacheConfig",
     "ChunkedLocalAttentionSpec",

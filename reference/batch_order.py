@@ -199,10 +199,11 @@ class SchedulerOutput(Protocol):
 
 def reorder_batch_to_split_decodes_and_prefills(
     input_batch: InputBatch,
-    scheduler_output: SchedulerOutput,
+    scheduler_output: SchedulerOutput | None,
     decode_threshold: int = 1,
     *,
     regions: int = 3,
+    num_scheduled_tokens: IntArray | None = None,
 ) -> bool:
     """Swap the requests of a batch into the order of their regions, with as few moves as possible.
 
@@ -221,9 +222,12 @@ def reorder_batch_to_split_decodes_and_prefills(
 
     Args:
         input_batch: The batch; it is changed through its `swap_states` only.
-        scheduler_output: The tokens of this step, for each request.
+        scheduler_output: The tokens of this step, for each request; not read if
+            `num_scheduled_tokens` is given.
         decode_threshold: The most tokens of a decode, at least 1.
         regions: 3 or 4.
+        num_scheduled_tokens: int32 or int64[at least len(req_ids)], the tokens of this step by
+            position, before anything moves; it is not changed. None: `scheduler_output` has them.
 
     Returns:
         Whether any request moved. The number of swaps is at most the number of misplaced requests
@@ -231,7 +235,7 @@ def reorder_batch_to_split_decodes_and_prefills(
 
     Raises:
         TypeError: An argument or an attribute of the wrong type or dtype.
-        KeyError: A request that was not scheduled.
+        KeyError: A request that was not scheduled, without `num_scheduled_tokens`.
         ValueError: A threshold below 1, another number of regions, a negative number of tokens or
             one above `2**63 - 1`, arrays shorter than the batch. After an error no request has
             moved.
@@ -250,12 +254,22 @@ def reorder_batch_to_split_decodes_and_prefills(
         True
         >>> batch.req_ids
         ['d', 'b', 'c', 'a']
+        >>> tokens = np.array([2, 9, 1, 1], np.int32)
+        >>> batch.num_computed_tokens_cpu = np.array([4, 7, 3, 0])
+        >>> reorder_batch_to_split_decodes_and_prefills(batch, None, num_scheduled_tokens=tokens)
+        True
+        >>> batch.req_ids
+        ['c', 'a', 'd', 'b']
 
     Source: the definition is kvtwin's own; the names are vLLM's.
     """
     threshold = check_size("decode_threshold", decode_threshold)
     regions = check_int("regions", regions, 3, 4)
-    tokens = _check_scheduled_tokens(input_batch, scheduler_output)
+    if num_scheduled_tokens is None:
+        tokens = _check_scheduled_tokens(input_batch, scheduler_output)
+    else:
+        num_reqs = len(check_list("req_ids", input_batch.req_ids))
+        tokens = check_counts("num_scheduled_tokens", num_scheduled_tokens, num_reqs)
     computed = check_counts(
         "num_computed_tokens_cpu", input_batch.num_computed_tokens_cpu, len(tokens)
     )
@@ -281,9 +295,7 @@ def reorder_batch_to_split_decodes_and_prefills(
     return wanted != sorted(wanted)
 
 
-def _check_scheduled_tokens(
-    input_batch: InputBatch, scheduler_output: SchedulerOutput
-) -> list[int]:
+def _check_scheduled_tokens(input_batch: InputBatch, scheduler_output: Any) -> list[int]:
     """Return the scheduled tokens of each request, in batch order."""
     scheduled = scheduler_output.num_scheduled_tokens
     check_mapping("num_scheduled_tokens", scheduled)

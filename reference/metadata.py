@@ -31,7 +31,12 @@ from reference.metadata_validation import (
     validate_metadata,
 )
 
-__all__ = ["CommonAttentionMetadata", "build_attn_metadata", "validate_metadata"]
+__all__ = [
+    "AttnMetadataPlan",
+    "CommonAttentionMetadata",
+    "build_attn_metadata",
+    "validate_metadata",
+]
 
 
 @dataclasses.dataclass(eq=False)
@@ -279,23 +284,13 @@ def build_attn_metadata(
         max_query_len = check_int("max_query_len", max_query_len, 0, MAX_INT32)
     if max_seq_len is not None:
         max_seq_len = check_int("max_seq_len", max_seq_len, 0, MAX_INT32)
-    groups = check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
-    check_list("attn_metadata_builders", attn_metadata_builders)
-    check_one_each("attn_metadata_builders", attn_metadata_builders, len(groups))
-    starts_cpu = _check_vector("query_start_loc.cpu", query_start_loc.cpu, num_reqs + 1)
-    starts = _check_vector("query_start_loc.gpu", query_start_loc.gpu, num_reqs + 1)
-    has_lens_cpu = seq_lens.cpu is not None
-    lens_cpu = _check_vector("seq_lens.cpu", seq_lens.cpu, num_reqs) if has_lens_cpu else None
-    lens = _check_vector("seq_lens.gpu", seq_lens.gpu, num_reqs)
-    computed = _check_vector("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs)
-    tables = _check_each("block_tables", block_tables, np.int32, 2, len(groups), num_reqs)
-    all_slots: Any = slot_mappings
-    if isinstance(slot_mappings, np.ndarray):
-        all_slots = list(check_array("slot_mappings", slot_mappings, np.int64, ndim=2))
-    slots = _check_each("slot_mappings", all_slots, np.int64, 1, len(groups), num_tokens)
-    optional = _cut_optional(
+    groups = _check_groups(attn_metadata_builders, kv_cache_config)
+    shared = _cut_buffers(
         num_reqs,
         num_tokens,
+        query_start_loc,
+        seq_lens,
+        num_computed_tokens_cpu,
         dcp_local_seq_lens=dcp_local_seq_lens,
         is_prefilling=is_prefilling,
         positions=positions,
@@ -304,29 +299,27 @@ def build_attn_metadata(
         max_logits_per_req=max_logits_per_req,
         req_idx=req_idx,
     )
-    for i, group in enumerate(groups):
-        check_strs(f"kv_cache_groups[{i}].layer_names", group.layer_names)
+    tables = _check_each("block_tables", block_tables, np.int32, 2, len(groups), num_reqs)
+    all_slots: Any = slot_mappings
+    if isinstance(slot_mappings, np.ndarray):
+        all_slots = list(check_array("slot_mappings", slot_mappings, np.int64, ndim=2))
+    slots = _check_each("slot_mappings", all_slots, np.int64, 1, len(groups), num_tokens)
 
     if max_query_len is None:
-        query_lens = [int(starts_cpu[i + 1]) - int(starts_cpu[i]) for i in range(num_reqs)]
-        max_query_len = max([0, *query_lens])
+        starts = shared["query_start_loc_cpu"].tolist()
+        max_query_len = max([0, *(starts[i + 1] - starts[i] for i in range(num_reqs))])
     if max_seq_len is None:
-        max_seq_len = _get_longest(lens_cpu, optional["seq_lens_cpu_upper_bound"])
+        max_seq_len = _get_longest(shared["seq_lens_cpu"], shared["seq_lens_cpu_upper_bound"])
     batches = []
     for i in range(len(groups)):
         batch = CommonAttentionMetadata(
-            query_start_loc=starts,
-            query_start_loc_cpu=starts_cpu,
-            seq_lens=lens,
-            seq_lens_cpu=lens_cpu,
-            num_computed_tokens_cpu=computed,
             num_reqs=num_reqs,
             num_actual_tokens=num_tokens,
             max_query_len=max_query_len,
             max_seq_len=max_seq_len,
             block_table_tensor=tables[i],
             slot_mapping=slots[i],
-            **optional,
+            **shared,
         )
         batch.validate()
         check_computed(batch)
@@ -342,7 +335,174 @@ def build_attn_metadata(
     return metadata_of_layers
 
 
-def _check_vector(name: str, value: object, length: int) -> Int32Array:
+class AttnMetadataPlan:
+    """Builds the metadata of every layer, step after step, from buffers that are checked once.
+
+    A runner makes one for its builders and buffers, and calls `build` in each step. The vectors of
+    a step's batch are views of the buffers, which may be the same view objects as in other steps:
+    a caller may write through them, but not change their shapes.
+
+    After the plan is made only the contents of its arrays may change: not the lists of builders, of
+    groups and of layer names, nor the halves of a buffer or the shape of an array.
+
+    Args:
+        attn_metadata_builders: These are the arguments of `build_attn_metadata` with these names;
+            vectors with any number of entries.
+        query_start_loc: With at least one entry.
+        seq_lens: Its half on the host may be None.
+        num_computed_tokens_cpu: See `build_attn_metadata`; so are the following.
+        kv_cache_config: Its groups and their layers.
+        dcp_local_seq_lens: This and the following are optional fields of the metadata.
+        is_prefilling: bool[max_num_reqs].
+        positions: int64[max_num_tokens].
+        seq_lens_cpu_upper_bound: int32[max_num_reqs].
+        dcp_local_seq_lens_cpu_upper_bound: int32[max_num_reqs].
+        req_idx: int32[max_num_reqs].
+
+    Raises:
+        TypeError: An argument of the wrong type or dtype.
+        ValueError: A number of builders other than that of the groups; an array with another number
+            of dimensions; starts without an entry.
+        AttributeError: A buffer, the config or a group that lacks an attribute that is read.
+
+    Example:
+        >>> import numpy as np
+        >>> from types import SimpleNamespace
+        >>> starts, lens = np.array([0, 2, 3, 0], np.int32), np.array([5, 1, 0], np.int32)
+        >>> class Builder:
+        ...     def build(self, common_prefix_len, common_attn_metadata):
+        ...         return common_attn_metadata.max_query_len, common_attn_metadata.max_seq_len
+        >>> plan = AttnMetadataPlan(
+        ...     [Builder()],
+        ...     query_start_loc=SimpleNamespace(cpu=starts, gpu=starts),
+        ...     seq_lens=SimpleNamespace(cpu=lens, gpu=lens),
+        ...     num_computed_tokens_cpu=np.array([3, 0, 0], np.int32),
+        ...     kv_cache_config=SimpleNamespace(
+        ...         kv_cache_groups=[SimpleNamespace(layer_names=["layers.0"])]
+        ...     ),
+        ... )
+        >>> block_tables, slots = (np.array([[7, 4], [2, 0]], np.int32),), np.array([[31, 16, 8]])
+        >>> plan.build(2, 3, block_tables, slots)
+        {'layers.0': (2, 5)}
+        >>> starts[:3], lens[:2] = (0, 1, 2), (4, 1)
+        >>> plan.build(2, 2, block_tables, slots)
+        {'layers.0': (1, 4)}
+
+    Source: kvtwin's own.
+    """
+
+    def __init__(
+        self,
+        attn_metadata_builders: list[Any],
+        query_start_loc: HostAndDevice,
+        seq_lens: HostAndDevice,
+        num_computed_tokens_cpu: Int32Array,
+        kv_cache_config: Any,
+        *,
+        dcp_local_seq_lens: Int32Array | None = None,
+        is_prefilling: BoolArray | None = None,
+        positions: Int64Array | None = None,
+        seq_lens_cpu_upper_bound: Int32Array | None = None,
+        dcp_local_seq_lens_cpu_upper_bound: Int32Array | None = None,
+        req_idx: Int32Array | None = None,
+    ) -> None:
+        self._given: dict[str, Any] = {
+            "attn_metadata_builders": attn_metadata_builders,
+            "kv_cache_config": kv_cache_config,
+        }
+        self._buffers: dict[str, Any] = {
+            "query_start_loc": query_start_loc,
+            "seq_lens": seq_lens,
+            "num_computed_tokens_cpu": num_computed_tokens_cpu,
+            "dcp_local_seq_lens": dcp_local_seq_lens,
+            "is_prefilling": is_prefilling,
+            "positions": positions,
+            "seq_lens_cpu_upper_bound": seq_lens_cpu_upper_bound,
+            "dcp_local_seq_lens_cpu_upper_bound": dcp_local_seq_lens_cpu_upper_bound,
+            "req_idx": req_idx,
+        }
+        _check_groups(**self._given)
+        _cut_buffers(0, 0, **self._buffers)
+
+    def build(
+        self,
+        num_reqs: int,
+        num_tokens: int,
+        block_tables: list[Int32Array] | tuple[Int32Array, ...],
+        slot_mappings: list[Int64Array] | tuple[Int64Array, ...] | Int64Array,
+        max_query_len: int | None = None,
+        max_seq_len: int | None = None,
+        *,
+        max_logits_per_req: int | None = None,
+    ) -> dict[str, Any]:
+        """Build the metadata of every layer for a step, as `build_attn_metadata` does.
+
+        The shapes of the tables and slots of a step must not change later either: rows of an array
+        of slots may be the same view objects in other steps.
+
+        Args:
+            num_reqs: These are the arguments of `build_attn_metadata` with these names.
+            num_tokens: Number of tokens in the batch; may include padding.
+            block_tables: For each group int32[at least num_reqs, max_blocks_per_req].
+            slot_mappings: For each group int64[at least num_tokens].
+            max_query_len: An upper bound of the query lengths; None: their maximum.
+            max_seq_len: An upper bound of the sequence lengths; None: their maximum.
+            max_logits_per_req: At least 0.
+
+        Returns:
+            The built metadata by layer name.
+
+        Raises:
+            TypeError: As `build_attn_metadata` does.
+            ValueError: As `build_attn_metadata` does.
+            AttributeError: A builder that lacks `build`.
+        """
+        return build_attn_metadata(
+            num_reqs=num_reqs,
+            num_tokens=num_tokens,
+            block_tables=block_tables,
+            slot_mappings=slot_mappings,
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+            max_logits_per_req=max_logits_per_req,
+            **self._given,
+            **self._buffers,
+        )
+
+
+def _check_groups(attn_metadata_builders: list[Any], kv_cache_config: Any) -> list[Any]:
+    """Return the KV cache groups, which have a builder each."""
+    groups = check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
+    check_list("attn_metadata_builders", attn_metadata_builders)
+    check_one_each("attn_metadata_builders", attn_metadata_builders, len(groups))
+    for i, group in enumerate(groups):
+        check_strs(f"kv_cache_groups[{i}].layer_names", group.layer_names)
+    return groups
+
+
+def _cut_buffers(
+    num_reqs: int,
+    num_tokens: int,
+    query_start_loc: HostAndDevice,
+    seq_lens: HostAndDevice,
+    num_computed_tokens_cpu: Int32Array,
+    **optional: Any,
+) -> dict[str, Any]:
+    """Return the fields that all groups share, as views of the first requests and tokens."""
+    has_lens_cpu = seq_lens.cpu is not None
+    return {
+        "query_start_loc_cpu": _cut("query_start_loc.cpu", query_start_loc.cpu, num_reqs + 1),
+        "query_start_loc": _cut("query_start_loc.gpu", query_start_loc.gpu, num_reqs + 1),
+        "seq_lens_cpu": _cut("seq_lens.cpu", seq_lens.cpu, num_reqs) if has_lens_cpu else None,
+        "seq_lens": _cut("seq_lens.gpu", seq_lens.gpu, num_reqs),
+        "num_computed_tokens_cpu": _cut(
+            "num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs
+        ),
+        **_cut_optional(num_reqs, num_tokens, **optional),
+    }
+
+
+def _cut(name: str, value: object, length: int) -> Int32Array:
     """Return the first entries of a vector, a view."""
     return check_array(name, value, np.int32, 1, length)[:length]
 

@@ -1,24 +1,33 @@
-"""A step's attention metadata: what the builder of each KV cache group is given, and returns."""
+"""A step's attention metadata: what the builder of each KV cache group is given, and returns.
+
+A plan's sessions are steps of a part of the same requests, whose batches are the first of a drawn
+one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import random
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from hypothesis import strategies as st
 
 import reference
 from conformance.harness.contract import Arguments, Contract
-from conformance.harness.objects import Factory, Twin
+from conformance.harness.objects import Factory, Operation, Twin, attempt, frozen
+from conformance.harness.pair import Found, Pair
 from conformance.harness.sizes import Rng, rngs, sizes
+from conformance.harness.values import arrays
 from conformance.laws import batch_laws as laws
 from conformance.laws.attention import attention_is_dense
 from conformance.laws.batch_laws import Description, Part
 from conformance.laws.batches import MAX_INT32, Batch, batches, choices, deferred, prefilling
 from conformance.laws.builders import Builder, BuilderClass, OwnBuilderClass
+
+if TYPE_CHECKING:
+    from conformance.harness.targets import Target
 
 BOUNDS: Final = ("left out", "left out", None, 0, 0, 1, 1000)
 """By how much a bound exceeds the maximum."""
@@ -82,9 +91,11 @@ def _arguments(
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
+def calls(
+    draw: st.DrawFn, most: tuple[int, int, int] = (1100, 8193, 70)
+) -> st.SearchStrategy[Arguments]:
     """Draw batches in groups of any number, of any number of layers, in buffers of any length."""
-    batch_of_sizes = draw(batches(most=(1100, 8193, 70)))
+    batch_of_sizes = draw(batches(most=most))
     number, layers, shares_table, shares_names, spare, how, query, seq, *has = choices(
         *(
             draw,
@@ -115,8 +126,8 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
             for name in ("block_tables", "slot_mappings"):
                 found[name] = how([found[name][own]] * count) if count else how()
         found |= _optional(draw, batch, rng, spare, *has)
-        most = {"max_query_len": batch.query_lens, "max_seq_len": batch.seq_lens}
-        for (name, lens), more in zip(most.items(), (query, seq), strict=True):
+        lens_of = {"max_query_len": batch.query_lens, "max_seq_len": batch.seq_lens}
+        for (name, lens), more in zip(lens_of.items(), (query, seq), strict=True):
             if more != "left out":
                 bound = None if more is None else min(int(lens.max(initial=0)) + more, MAX_INT32)
                 found[name] = bound
@@ -237,6 +248,138 @@ def _own_group(batch: Batch, arguments: Arguments, result: Any) -> list[Part]:
     return [Part(result[name].keywords["common_attn_metadata"])]
 
 
+# AttnMetadataPlan
+
+
+OF_A_STEP: Final = (
+    *("num_reqs", "num_tokens", "block_tables", "slot_mappings", "max_query_len", "max_seq_len"),
+    "max_logits_per_req",
+)
+"""The arguments of `build`; the others are those of the constructor."""
+
+
+def _session(call: Arguments, rng: Rng, length: int) -> Arguments:
+    """Return steps of the first requests of a call of `build_attn_metadata`, in any order."""
+    whole: Arguments = {name: call.pop(name) for name in OF_A_STEP if name in call}
+    starts, tables, slots = (
+        call["query_start_loc"].gpu,
+        whole["block_tables"],
+        whole["slot_mappings"],
+    )
+    # Lists and tuples of the same arrays, and of others.
+    others = tuple(table[::-1].copy() for table in tables)
+    some_tables = tables, tuple(tables), list(others), others
+    other = slots[:, ::-1].copy() if isinstance(slots, np.ndarray) else slots[::-1]
+    some_slots = slots, other, list(slots), tuple(row[::-1].copy() for row in slots)
+    is_bounded = call["seq_lens"].cpu is None and "seq_lens_cpu_upper_bound" not in call
+    operations = []
+    for k in range(length):
+        step: Arguments = dict(whole)
+        if k and rng.random() < 0.5:  # else of the whole batch again
+            step["num_reqs"] = int(rng.integers(whole["num_reqs"] + 1))
+            least = int(starts[step["num_reqs"]])
+            step["num_tokens"] = int(rng.integers(least, whole["num_tokens"] + 1))
+        if rng.random() < 0.5:
+            step["block_tables"] = some_tables[rng.integers(len(some_tables))]
+        if rng.random() < 0.5:
+            step["slot_mappings"] = some_slots[rng.integers(len(some_slots))]
+        if rng.random() < 0.3:
+            step.pop("max_query_len", None)
+            step["max_seq_len" if is_bounded else "max_query_len"] = MAX_INT32
+        if rng.random() < 0.3 and not is_bounded:
+            step.pop("max_seq_len", None)
+        if rng.random() < 0.3:
+            step["max_logits_per_req"] = int(rng.integers(9))
+        operations.append(Operation("build", step))
+    return {**call, "operations": operations}
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
+    of_sizes, length = draw(calls(most=(130, 1030, 10))), draw(sizes(1, 9))
+
+    def contents(draw: st.DrawFn) -> Arguments:
+        return _session(draw(of_sizes), draw(rngs()), length)
+
+    return deferred(contents)
+
+
+def _play(twin: Twin, *, operations: list[Operation], **made: Any) -> list[Any]:
+    """Make a plan and all steps; one that is refused does not end the session."""
+    plan = twin.function("AttnMetadataPlan")(**made)
+    build = twin.method("AttnMetadataPlan", plan, "build")
+    outcomes = [attempt(build, **one.arguments) for one in operations]
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+    return [outcome.value for outcome in outcomes]
+
+
+def _with_short_tables(given: Arguments) -> Arguments:
+    """Return the arguments of a step with tables that have a row too few."""
+    rows = max(given["num_reqs"] - 1, 0)
+    return {**given, "block_tables": tuple(table[:rows].copy() for table in given["block_tables"])}
+
+
+def second_is_wrong(arguments: Arguments, rng: random.Random) -> Arguments:
+    """Let tables suffice for a step but not for the next, or a count be equal to the last one."""
+    given, starts = arguments["operations"][0].arguments, arguments["query_start_loc"].gpu
+    short = _with_short_tables(given)
+    steps = [{**short, "num_reqs": max(given["num_reqs"] - 1, 0)}, short]
+    if rng.random() < 0.4:
+        number = min(given["num_reqs"], 1)
+        counts: Arguments = {"num_reqs": number, "num_tokens": int(starts[number])}
+        counts |= {"max_query_len": MAX_INT32, "max_seq_len": MAX_INT32}
+        steps = [given | counts, given | counts | {"num_reqs": rng.choice((True, float(number)))}]
+    return {**arguments, "operations": [Operation("build", step) for step in (*steps, given)]}
+
+
+def _play_twice(twin: Twin, *, operations: list[Operation], **made: Any) -> list[Any]:
+    """Return what each step does, before and after the contents of buffers and lists change."""
+    plan = twin.function("AttnMetadataPlan")(**made)
+    build, found = twin.method("AttnMetadataPlan", plan, "build"), []
+    for _ in range(2):
+        for one in operations:
+            outcome = attempt(build, **one.arguments)
+            found.append((frozen(outcome.value), type(outcome.error)))
+        for array in arrays(made):
+            array[...] = 0
+        lists = {id(part): part for one in operations for part in one.arguments.values()}
+        for part in lists.values():
+            if isinstance(part, list):
+                part.reverse()
+    return found
+
+
+def nothing_else_is_kept(target: Target, arguments: Arguments) -> None:
+    """A step has the contents that its arguments have then; a refused one is refused again."""
+    steps = [*arguments["operations"]]
+    refused = Operation("build", _with_short_tables(steps[0].arguments))
+    contract = dataclasses.replace(CONTRACTS[1], run=_play_twice)
+    pair = Pair(contract, target, {**arguments, "operations": [refused, refused, *steps]})
+    difference = pair.comparison.difference(pair.expected().value, pair.outcome().value)
+    if difference is not None:
+        raise Found(difference)
+
+
+def _steps(batch: Batch, seed: int) -> Arguments:
+    call = _three_groups(batch, seed)
+    session = _session(dict(call), np.random.default_rng(seed), 1 + seed % 3)
+    last = Operation("build", {name: call[name] for name in OF_A_STEP if name in call})
+    return {**session, "operations": [*session["operations"], last]}
+
+
+def _own_group_of_a_step(batch: Batch, arguments: Arguments, played: Any) -> list[Part]:
+    last = arguments["operations"][-1].arguments
+    return _own_group(batch, {**arguments, **last}, played[-1])
+
+
+def _sizes(step: Operation) -> tuple[int, int]:
+    return step.arguments["num_reqs"], step.arguments["num_tokens"]
+
+
+CHECKED_ONLY: Final = r"layer_names|query_start_loc\[-1\]|less than|more than|_cpu\[|decreases"
+
 CONTRACTS = [
     Contract(
         function="build_attn_metadata",
@@ -244,7 +387,7 @@ CONTRACTS = [
         has_objects=True,
         examples=0.4,
         specials=(alike, alike, one_group_more, all_too_short),
-        checked_only=r"layer_names|query_start_loc\[-1\]|less than|more than|_cpu\[|decreases",
+        checked_only=CHECKED_ONLY,
         laws=(
             laws.a_slice_keeps_its_tokens,
             laws.writes_are_read_back,
@@ -266,5 +409,32 @@ CONTRACTS = [
                 args.get("max_query_len") is not None and args.get("max_seq_len") is None
             ),
         },
-    )
+    ),
+    Contract(
+        function="AttnMetadataPlan",
+        calls=sessions(),
+        run=_play,
+        has_objects=True,
+        examples=0.3,
+        specials=(second_is_wrong,),
+        checked_only=CHECKED_ONLY,
+        properties=(nothing_else_is_kept,),
+        laws=(
+            laws.a_slice_keeps_its_tokens,
+            laws.writes_are_read_back,
+            laws.padding_adds_nothing,
+            laws.any_order_means_the_same,
+            attention_is_dense,
+        ),
+        description=Description(
+            _steps, _own_group_of_a_step, options=lambda _: st.integers(0, 2**16), causal=True
+        ),
+        hard_cases={
+            "a step of the same sizes and other tables": lambda args: (
+                len(args["operations"]) > len({*map(_sizes, args["operations"])})
+                and len({id(one.arguments["block_tables"]) for one in args["operations"]}) > 1
+            ),
+            "steps of several sizes": lambda args: len({*map(_sizes, args["operations"])}) > 3,
+        },
+    ),
 ]

@@ -190,9 +190,9 @@ def _regions(
 def reorderings(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw requests in any order, or nearly in the order that is wanted, as an engine's are."""
     number, threshold, spare = draw(sizes(0, 400)), draw(sizes(1, small=4)), draw(sizes(0, 70))
-    regions, dtype, order, has_large, left_out = choices(
+    regions, dtype, order, has_large, left_out, has_tokens = choices(
         *(draw, (3, 4), (np.int32, np.int64), ("any", "in order", "two swapped")),
-        *((False, False, False, True), (True, False)),
+        *((False, False, False, True), (True, False), (False, False, True)),
     )
     threshold = MAX_INT32 if threshold > 1000 else threshold
     most = int(np.iinfo(dtype).max)
@@ -209,6 +209,8 @@ def reorderings(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
                 i, j = draw(st.integers(0, number - 1)), draw(st.integers(0, number - 1))
                 at[[i, j]] = at[[j, i]]
             tokens, computed[:number], prompts[:number] = tokens[at], computed[at], prompts[at]
+        if has_tokens:
+            tokens = np.minimum(tokens, most)
         names = [f"r{i}" for i in range(number)]
         scheduled = dict(zip(names[::-1], tokens[::-1].tolist(), strict=True)) | {"elsewhere": 1}
         has_prompts = regions == 4 or not left_out
@@ -218,6 +220,12 @@ def reorderings(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
             "decode_threshold": threshold,
             "regions": regions,
         }
+        if has_tokens:
+            [step] = choices(draw, (None, SimpleNamespace(num_scheduled_tokens={}), False))
+            left = draw(vectors(spare, -1, 3))  # past the requests
+            arguments["num_scheduled_tokens"] = np.append(tokens, left).astype(dtype)
+            if step is not False:  # it is not read
+                arguments["scheduler_output"] = step
         defaults = {"decode_threshold": 1, "regions": 3}.items() if left_out else ()
         return {k: v for k, v in arguments.items() if (k, v) not in defaults}
 
@@ -240,6 +248,7 @@ def wrong_requests(arguments: Arguments, rng: random.Random) -> Arguments:
     )
     req_ids, scheduled = rng.choice(wrong)
     zeros = np.zeros(len(req_ids), np.int64)
+    arguments.pop("num_scheduled_tokens", None)
     return {
         **arguments,
         "input_batch": dataclasses.replace(
@@ -247,6 +256,15 @@ def wrong_requests(arguments: Arguments, rng: random.Random) -> Arguments:
         ),
         "scheduler_output": SimpleNamespace(num_scheduled_tokens=scheduled),
     }
+
+
+def a_negative_count(arguments: Arguments, rng: random.Random) -> Arguments | None:
+    """Let a request have fewer than no tokens, in an array: both modes of `fast` see it."""
+    counts = np.ones(len(arguments["input_batch"].req_ids), np.int32)
+    if not len(counts):
+        return None
+    counts[rng.randrange(len(counts))] = -1
+    return {**arguments, "num_scheduled_tokens": counts}
 
 
 def reorder(twin: Twin, *, input_batch: Any, **others: Any) -> Any:
@@ -276,12 +294,14 @@ def _reordered(batch: Batch, _: Arguments, result: Any) -> list[Access]:
 
 
 def _num_misplaced(arguments: Arguments) -> int:
-    batch, scheduled = arguments["input_batch"], arguments["scheduler_output"].num_scheduled_tokens
-    tokens = np.array([scheduled[name] for name in batch.req_ids], np.int64)
-    own = slice(len(tokens))
+    batch, tokens = arguments["input_batch"], arguments.get("num_scheduled_tokens")
+    own = slice(len(batch.req_ids))
+    if tokens is None:
+        scheduled = arguments["scheduler_output"].num_scheduled_tokens
+        tokens = np.array([scheduled[name] for name in batch.req_ids], np.int64)
     prompts = None if batch.num_prompt_tokens is None else batch.num_prompt_tokens[own]
     options = arguments.get("decode_threshold", 1), arguments.get("regions", 3)
-    found = _regions(tokens, batch.num_computed_tokens_cpu[own], prompts, *options)
+    found = _regions(tokens[own], batch.num_computed_tokens_cpu[own], prompts, *options)
     return int((found != np.sort(found)).sum())
 
 
@@ -343,7 +363,7 @@ CONTRACTS = [
         run=reorder,
         has_objects=True,
         host=frozenset({"num_computed_tokens_cpu", "num_prompt_tokens"}),
-        specials=(wrong_requests,),
+        specials=(wrong_requests, a_negative_count),
         laws=(laws.reordering_renames, laws.padding_adds_nothing, laws.any_order_means_the_same),
         description=Description(_in_any_order, _reordered, _thresholds),
         examples=0.5,
@@ -353,6 +373,9 @@ CONTRACTS = [
                 _num_misplaced(args) == 2 == len(args["input_batch"].req_ids)
             ),
             "more than 128 are misplaced": lambda args: _num_misplaced(args) > 128,
+            "an array of tokens, and some move": lambda args: (
+                "num_scheduled_tokens" in args and _num_misplaced(args) > 1
+            ),
         },
     ),
 ]

@@ -228,8 +228,7 @@ def a_step_is_its_parts(target: Target, arguments: Arguments) -> None:
     pair = Pair(contract, target, arguments)
     whole, parts = Pair(CONTRACTS[0], target, arguments).expected(), pair.expected()
     for (inputs, state), (views, found) in zip(whole.value[:-1], parts.value[:-1], strict=True):
-        expected = tuple(getattr(inputs, name) for name in Inputs._fields)
-        np.testing.assert_equal(views, expected)
+        np.testing.assert_equal(views, tuple(getattr(inputs, name) for name in Inputs._fields))
         np.testing.assert_equal(found, state)
     got = pair.outcome()
     assert got.error is None, f"the functions one by one raise {got.error!r}"

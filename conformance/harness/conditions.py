@@ -568,7 +568,11 @@ def of_another_kind(stage: Stage) -> None:
     if not settable or stage.target.device != "cpu" or not _validates(stage.target):
         return
     path, value = stage.random.choice(settable)
-    same = [other for other, one in places(pair.theirs, most=10**9) if one is value]
+    same = [
+        other
+        for other, one in places(pair.theirs, most=10**9)
+        if one is value and _is_settable(pair.theirs, other)
+    ]
     plain = value.detach().resolve_neg()
     expected = pair.accepts([], None).value
     for name, make in TENSORS.items():

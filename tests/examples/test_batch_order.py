@@ -147,3 +147,13 @@ def test_reorder_into_four_regions(twin: Twin) -> None:
     # b and a are past their prompts; c is within its prompt; d is long; f, e have none computed
     assert ["b", "a", "c", "d", "f", "e"] == batch.req_ids
     assert not reorder(batch, step, decode_threshold=2, regions=4)
+
+
+def test_reorder_by_an_array(twin: Twin) -> None:
+    batch, counts = InputBatch("abcd", [0, 7, 3, 4]), np.array([9, 1, 5, 1, -1], np.int32)
+    reorder = twin.reorder_batch_to_split_decodes_and_prefills
+    assert reorder(batch, None, num_scheduled_tokens=counts)
+    assert ["d", "b", "c", "a"] == batch.req_ids
+    assert [9, 1, 5, 1, -1] == counts.tolist()
+    with pytest.raises(ValueError, match=r"num_scheduled_tokens\[0\] is -1, expected at least 0"):
+        reorder(batch, None, num_scheduled_tokens=counts[::-1])

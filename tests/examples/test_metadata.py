@@ -207,6 +207,44 @@ def test_each_group_has_its_batch(twin: Twin) -> None:
             assert shares_memory(batch[f"{name}_cpu"], buffer.cpu)
 
 
+def test_a_plan_builds_each_step(twin: Twin) -> None:
+    call = make_call(twin, [["a"], ["b"]], positions=twin.array(range(9), "int64"))
+    names = ("num_reqs", "num_tokens", "block_tables", "slot_mappings")
+    num_reqs, num_tokens, tables, slots = (call.pop(name) for name in names)
+    plan, other = twin.AttnMetadataPlan(**call), tuple(reversed(tables))
+    by_step = [
+        # the arguments of a step, the longest query and sequence, and the groups of its tables
+        ((num_reqs, num_tokens, tuple(tables), slots), (3, 8), (0, 1)),
+        ((num_reqs, num_tokens, other, slots), (3, 8), (1, 0)),
+        ((1, 2, other, slots), (2, 5), (1, 0)),
+        ((num_reqs, num_tokens, other, slots, 9, 10), (9, 10), (1, 0)),
+    ]
+    for step, maxima, groups in by_step:
+        built = plan.build(*step, max_logits_per_req=2)
+        for name, group in zip("ab", groups, strict=True):
+            batch = built[name].builder.batch
+            expected = {
+                "seq_lens": [5, 8, 0][: step[0]],
+                "positions": [*range(step[1])],
+                "num_reqs": step[0],
+                "num_actual_tokens": step[1],
+                "max_query_len": maxima[0],
+                "max_seq_len": maxima[1],
+                "max_logits_per_req": 2,
+            }
+            assert expected == shown(batch, expected)
+            assert batch.block_table_tensor is tables[group]
+            for field in ("query_start_loc", "seq_lens"):
+                assert shares_memory(getattr(batch, field), call[field].gpu)
+                assert shares_memory(getattr(batch, f"{field}_cpu"), call[field].cpu)
+    call["seq_lens"].gpu[0] = call["seq_lens"].cpu[0] = call["num_computed_tokens_cpu"][0] = 0
+    call["query_start_loc"].gpu[1] = call["query_start_loc"].cpu[1] = 0
+    assert 0 == plan.build(1, 2, other, slots)["b"].builder.batch.max_seq_len
+    call["attn_metadata_builders"].append(None)
+    with pytest.raises(ValueError, match="attn_metadata_builders has 3 entries, expected 2"):
+        twin.AttnMetadataPlan(**call)
+
+
 def test_optional_fields_are_cut(twin: Twin) -> None:
     given = {
         "dcp_local_seq_lens": twin.array([3, 4, 0, 9]),

@@ -152,6 +152,38 @@ def test_virtual_batches_on_a_device_need_no_scratch(make_batch: Make) -> None:
     assert sum(new) <= table.nbytes + 2**16
 
 
+def test_a_plan_hands_out_its_views_again(step: dict[str, Any]) -> None:
+    names = ("num_reqs", "num_tokens", "block_tables", "slot_mappings")
+    num_reqs, num_tokens, tables, slots = (step.pop(name) for name in names)
+    plan = fast.AttnMetadataPlan(**step)
+    recorder = step["attn_metadata_builders"][0]
+
+    def build(num_tokens: int) -> fast.CommonAttentionMetadata:
+        plan.build(num_reqs, num_tokens, tuple(tables), slots)
+        return recorder.given[-1][1]  # type: ignore[no-any-return]
+
+    first, second = build(num_tokens), build(num_tokens)
+    assert first is not second
+    assert first.seq_lens is second.seq_lens
+    with fast.checks(True):
+        assert first.seq_lens is not build(num_tokens).seq_lens
+    slots[:] = [torch.zeros(99, dtype=torch.int64)] * 2
+    for tokens in range(3, 90):  # it keeps views of 64 sizes
+        build(tokens)
+    assert first.seq_lens is not build(num_tokens).seq_lens
+
+
+def test_a_plan_reads_no_memory_that_is_gone(step: dict[str, Any]) -> None:
+    names = ("num_reqs", "num_tokens", "block_tables", "slot_mappings")
+    of_step, lens = {name: step.pop(name) for name in names}, torch.tensor([6, 1, 0]).int()
+    step["seq_lens"] = SimpleNamespace(cpu=lens, gpu=lens)
+    plan = fast.AttnMetadataPlan(**step)
+    plan.build(**of_step)
+    lens.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"seq_lens\.cpu has no memory"):
+        plan.build(**of_step)
+
+
 def test_no_lengths_are_read_if_both_bounds_are_given(
     step: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
