@@ -20,7 +20,7 @@ from fast._checks import (
     check_starts,
     get_type_name,
 )
-from fast._native.step import STATE, WRITTEN, HostStep, take_rows
+from fast._native.step import STATE, WRITTEN, HostStep, Rows, take_rows
 from fast.block_table import BlockTables, keep, make_full
 from fast.checked_mode import checks, is_checked
 from fast.kernels import block_table as table_kernels
@@ -37,9 +37,6 @@ from fast.step_inputs import (
 )
 
 INT32S: Final = (np.dtype(np.int32),)
-
-Rows = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
-"""The rows of a step on the host: request slots, and where tokens and logits start."""
 
 
 class StepBuffers:
@@ -92,7 +89,8 @@ class StepBuffers:
         self._host: HostStep | None = None  # what does the work if kernels do not
         # The rows of a step, packed for the upload, and its parts.
         self._packed = np.zeros(3 * num_slots + 2, np.int32)
-        self._rows = np.split(self._packed, [num_slots, 2 * num_slots + 1])
+        slots, starts, logits = np.split(self._packed, [num_slots, 2 * num_slots + 1])
+        self._rows: Rows = (slots, starts, logits)
         if block_tables._host is not None:
             buffers = {name: getattr(self, name) for name in (*STATE, *WRITTEN)}
             self._host = HostStep(block_tables._host, buffers)
@@ -110,9 +108,9 @@ class StepBuffers:
     ) -> "StepInputs":
         """Prepare a step, of sizes that are checked."""
         slots, starts, logits = rows
-        if is_checked() or not take_rows(*rows, len(self.input_ids), *self._rows):
+        if is_checked() or not take_rows(rows, len(self.input_ids), self._rows):
             _check_step(self, rows, num_tokens, num_new_sampled)  # raises, unless all is right
-            take_rows(*rows, len(self.input_ids), *self._rows)
+            take_rows(rows, len(self.input_ids), self._rows)
         num_reqs = len(slots)
         total, num_logits = int(starts[num_reqs]), int(logits[num_reqs])
         self._notice_writes()

@@ -1,8 +1,9 @@
 """Write the inputs of a step whose buffers are on the CPU."""
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fast._native.block_table import HostTables
@@ -25,6 +26,10 @@ WRITTEN: Final = (
 """The buffers that a step writes."""
 
 
+Rows: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
+"""The rows of a step on the host: request slots, and where tokens and logits start."""
+
+
 class HostStep:
     """The loops of a step, with the places of all that they read and write.
 
@@ -37,7 +42,8 @@ class HostStep:
         self._tables = tables
         # `_arrays` keeps the memory, whatever becomes of the tensors.
         self._arrays = {name: tensor.numpy() for name, tensor in buffers.items()}
-        self.rows = [self._arrays[name] for name in WRITTEN[1:4]]
+        slots, token_starts, logit_starts = (self._arrays[name] for name in WRITTEN[1:4])
+        self.rows: Rows = (slots, token_starts, logit_starts)
         self._indices = self._arrays["logits_indices"]
         self._written = [buffers[name] for name in WRITTEN]
         at = {name: array.ctypes.data for name, array in self._arrays.items()}
@@ -74,11 +80,20 @@ class HostStep:
         torch.autograd.graph.increment_version(self._written)  # torch does not see loops' writes
 
 
+def take_rows(rows: Rows, max_num_tokens: int, places: Rows) -> bool:
+    """Copy the rows of a step, and pad them; return whether they are valid, else write nothing.
+
+    Both are int32 vectors of NumPy in one piece: request slots, and where tokens and logits start.
+    The last two have at least one entry more than the first; of `places`, exactly one.
+    """
+    return bool(copy_valid_rows(*rows, max_num_tokens, *places))
+
+
 @compiled(
     "boolean(int32[::1], int32[::1], int32[::1], int64, int32[::1], int32[::1], int32[::1])",
     nogil=False,
 )
-def take_rows(
+def copy_valid_rows(
     rows: Int32s,
     starts: Int32s,
     logits: Int32s,
@@ -87,11 +102,6 @@ def take_rows(
     starts_out: Int32s,
     logits_out: Int32s,
 ) -> Any:
-    """Copy request slots and starts, padded; return whether they are valid, else write nothing.
-
-    `starts` and `logits` have at least one entry more than `rows`; those written, `max_num_reqs`
-    and one more.
-    """
     num_reqs, num_slots = len(rows), len(rows_out)
     if num_reqs > num_slots or starts[0] != 0 or logits[0] != 0:
         return False
