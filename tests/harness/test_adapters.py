@@ -73,13 +73,10 @@ def slots_of(table, starts, positions, block_size):
 
 class Pages:
     def __init__(self, *sizes, **options):
-        self.tables = fast.BlockTables(*sizes, **options, device="cpu", pin_memory=False)
+        self.tables = fast.BlockTables(*sizes, **options, device="cpu")
 
-    def clear(self, row):
-        self.tables.clear_row(row)
-
-    def add(self, rows, ends, ids, is_new):
-        self.tables.append_block_ids(rows, ends, ids, is_new)
+    def add(self, row, ids, is_new):
+        self.tables.append_block_ids(row, ids, is_new)
 '''
 
 ADAPTER = """
@@ -137,19 +134,20 @@ class ADAPTER(Adapter):
         return self.made("CommonAttentionMetadata", **fields)
 
     class BlockTables:
-        def __init__(self, block_sizes, max_num_reqs, max_num_batched_tokens, max_model_len):
-            self.pages = engine.Pages(
-                block_sizes, max_num_reqs, max_num_batched_tokens, max_model_len
-            )
+        def __init__(
+            self, block_sizes, max_num_reqs, max_num_batched_tokens, max_num_blocks_per_group
+        ):
+            sizes = block_sizes, max_num_reqs, max_num_batched_tokens, max_num_blocks_per_group
+            self.pages = engine.Pages(*sizes)
 
-        def append_block_ids(self, req_indices, cu_num_new_blocks, new_block_ids, overwrite):
-            self.pages.add(req_indices, cu_num_new_blocks, new_block_ids, overwrite)
+        def append_block_ids(self, req_index, new_block_ids, overwrite):
+            self.pages.add(req_index, new_block_ids, overwrite)
 
-        def clear_row(self, r):
-            self.pages.clear(r)
+        def apply_staged_writes(self):
+            self.pages.tables.apply_staged_writes()
 
-        def gather_block_tables(self, idx_mapping):
-            return self.pages.tables.gather_block_tables(idx_mapping)
+        def gather_block_tables(self, idx_mapping, num_reqs_padded):
+            return self.pages.tables.gather_block_tables(idx_mapping, num_reqs_padded)
 """
 
 Load = Callable[..., Implementation]
@@ -242,27 +240,24 @@ def sessions(draw: st.DrawFn) -> st.SearchStrategy[dict[str, Any]]:
     rows = st.integers(0, 1)
     ids = st.lists(st.integers(1, 9), max_size=3)
     operations = st.one_of(
-        st.builds(lambda r: Operation("clear_row", {"r": r}), rows),
-        st.builds(lambda a, b: Operation("swap_rows", {"a": a, "b": b}), rows, rows),
+        st.builds(lambda n: Operation("get_dummy_block_tables", {"num_reqs": n}), rows),
+        st.just(Operation("apply_staged_writes", {})),
         st.builds(
-            lambda r, ids: Operation(
-                "append_block_ids",
-                {
-                    "req_indices": [r],
-                    "cu_num_new_blocks": [[0, len(ids)]],
-                    "new_block_ids": [ids],
-                    "overwrite": [True],
-                },
+            lambda row, ids: Operation(
+                "append_block_ids", {"req_index": row, "new_block_ids": [ids], "overwrite": True}
             ),
             *(rows, ids),
         ),
-        st.lists(rows, max_size=4).map(
-            lambda rows: Operation("gather_block_tables", {"idx_mapping": np.array(rows, np.int32)})
+        st.lists(rows, max_size=2, unique=True).map(
+            lambda rows: Operation(
+                "gather_block_tables",
+                {"idx_mapping": np.array(rows, np.int32), "num_reqs_padded": len(rows)},
+            )
         ),
     )
-    sizes = {"block_sizes": [2], "max_num_reqs": 4, "max_num_batched_tokens": 8, "max_model_len": 6}
-    options = {"device": Device(), "pin_memory": False}
-    return st.just({**sizes, **options, "operations": draw(st.lists(operations, max_size=6))})
+    sizes = {"block_sizes": [2], "max_num_reqs": 4, "max_num_batched_tokens": 8}
+    sizes |= {"max_num_blocks_per_group": [3], "device": Device()}
+    return st.just({**sizes, "operations": draw(st.lists(operations, max_size=6))})
 
 
 TABLES = Contract(
@@ -287,13 +282,13 @@ def test_a_constructor_may_forward_its_arguments(load: Load) -> None:
 
 
 def test_a_method_that_a_class_lacks_is_left_out_of_sessions(load: Load) -> None:
-    text = ADAPTER.replace("max_model_len):", "max_model_len, device, pin_memory):")
-    engine = load(adapter=text)
+    engine = load()
     assert not line_of(engine, TABLES)
     [line] = [line for line in engine.lacking_lines(["BlockTables"]) if "names" not in line]
-    assert line.startswith("engine.BlockTables lacks move_row, swap_rows, compute_slot_mappings")
-    wrong = ENGINE.replace("rows, ends, ids, is_new)\n", "rows, ends, [[7] * 9], is_new)\n")
-    assert "wrong answer: BlockTables" in line_of(load(wrong, text), TABLES)
+    assert line.startswith("engine.BlockTables lacks cp_interleave, cp_rank, cp_size")
+    assert "get_dummy_block_tables" in line
+    wrong = ENGINE.replace("(row, ids, is_new)\n", "(row, [[7] * 3], is_new)\n")
+    assert "wrong answer: BlockTables" in line_of(load(wrong), TABLES)
 
 
 def test_a_function_that_fails_in_a_mode_alone_is_not_robust(load: Load) -> None:
