@@ -401,7 +401,7 @@ def test_what_is_no_implementation_is_refused(load: Load, tmp_path: Path) -> Non
     for text, message in (
         ("nowhere.py", "--impl 'nowhere.py' is not a file"),
         ("no_such", "--impl 'no_such' cannot be imported: ModuleNotFoundError: No module named"),
-        ("math", "--impl 'math' offers none of the 82 names of reference and fast, such as "),
+        ("math", "--impl 'math' offers none of the 94 names of reference and fast, such as "),
         (str(tmp_path / "fast.py"), "has the same name as another module, fast"),
     ):
         with pytest.raises(ValueError, match=message) as refused:
