@@ -156,6 +156,8 @@ MODULES: dict[str, tuple[Any, ...]] = {
     ),
     "v1.kv_cache_interface": (FullAttentionSpec, MambaSpec),
     "v1.worker.block_table": (BlockTable,),
+    "v1.worker.gpu.input_batch": (fast.expand_idx_mapping, fast.prepare_pos_seq_lens),
+    "triton_utils": (),
     "platforms": (),
 }
 """The contents of each module below `vllm`."""
@@ -175,6 +177,8 @@ def modules(
             made.__spec__ = importlib.machinery.ModuleSpec(whole, None, is_package=True)
         vars(found[f"vllm.{name}"]).update({member.__name__: member for member in members})
     vars(found["vllm"])["__version__"] = "0.32.0"
+    if "vllm.triton_utils" in found:
+        vars(found["vllm.triton_utils"])["HAS_TRITON"] = True
     if "vllm.platforms" in found:
         platform = types.SimpleNamespace(import_kernels=None)
         vars(found["vllm.platforms"])["current_platform"] = platform

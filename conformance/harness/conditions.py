@@ -519,6 +519,7 @@ def interrupted(stage: Stage) -> None:
     counted = Interrupt(package, 0)
     counted.run(lambda: stage.y.outcome(""))
     for _ in range(2):
+        stage.y.memory.refill()  # the call before may have filled what is written
         at = stage.random.randint(1, max(counted.seen, 1))
         Interrupt(package, at).run(lambda: stage.y.outcome(""))
     if not stage.writes:

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 import fast
 import reference
-from conformance.adapters import Adapter
+from conformance.adapters import Adapter, Unsupported
 from conformance.adapters.base import KINDS
 from conformance.adapters.implementations import (
     Implementation,
     load_implementation,
     load_implementations,
 )
-from conformance.functions import batch_order, context_parallel, slots, ubatch
+from conformance.functions import batch_order, context_parallel, slots, step_inputs, ubatch
 from conformance.harness import checks
 from conformance.harness.contract import Contract
 from conformance.harness.objects import Device, Operation, play
@@ -175,7 +175,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
 
 def contract_of(function: str) -> Contract:
-    every = (batch_order, context_parallel, slots, ubatch)
+    every = (batch_order, context_parallel, slots, step_inputs, ubatch)
     return next(one for module in every for one in module.CONTRACTS if one.function == function)  # type: ignore[no-any-return]  # of modules
 
 
@@ -482,3 +482,23 @@ def test_vllm_s_functions_of_other_shapes_conform(
     assert "wrong answer: " in line_of(vllm, "split_decodes_and_prefills")
     assert not vllm.offers("gather_mm_placeholders")
     assert not vllm.offers("CommonAttentionMetadata.validate")
+
+
+def test_vllm_s_second_runner_is_called_as_it_is_where_it_has_triton(
+    vllm: Implementation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not line_of(vllm, "expand_idx_mapping")
+    batch = sys.modules["vllm.v1.worker.gpu.input_batch"]
+    monkeypatch.setattr(batch, "prepare_pos_seq_lens", lambda *_, **__: None)
+    assert "wrong answer: " in line_of(vllm, "prepare_pos_seq_lens")
+    assert not vllm.offers("post_update")
+
+
+def test_vllm_s_second_runner_cannot_be_checked_without_triton(
+    vllm: Implementation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["vllm.triton_utils"], "HAS_TRITON", False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    expand = vllm.function("expand_idx_mapping")
+    with pytest.raises(Unsupported, match="which is not installed"):
+        expand(torch.tensor([0]), 1, torch.tensor([0, 1], dtype=torch.int32), 1)

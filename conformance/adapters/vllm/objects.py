@@ -16,7 +16,7 @@ import numpy as np
 
 import reference
 from conformance.adapters.base import Adapter, Deviation, Unsupported, is_given, supplied
-from conformance.adapters.vllm import places
+from conformance.adapters.vllm import places, second_runner
 from conformance.adapters.vllm.calls import Calls
 from conformance.adapters.vllm.deviations import DEVIATIONS
 
@@ -95,6 +95,7 @@ class VllmAdapter(Adapter):
         "bind_kv_cache": {"num_attn_module": _is_none},
         "extract_layer_index": {"num_attn_module": _is_none},
         "get_dcp_local_seq_lens": {"out": is_given},
+        **second_runner.UNSUPPORTED,
     }
     deviations: ClassVar[tuple[Deviation, ...]] = DEVIATIONS
 

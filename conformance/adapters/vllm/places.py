@@ -8,6 +8,8 @@ import operator
 import sys
 from typing import Any, Final
 
+from conformance.adapters.vllm import second_runner
+
 SPECS: Final = (
     "KVCacheSpec",
     "AttentionSpec",
@@ -92,7 +94,9 @@ def prepare() -> None:
     vLLM's workers load the kernels before their first step. This reads the attributes of every
     imported module, which fails for llvmlite's.
     """
-    for place in {place.partition(":")[0] for place in PLACES.values()}:
+    second_runner.prepare()
+    places = (*PLACES.values(), *second_runner.PLACES.values())
+    for place in {place.partition(":")[0] for place in places}:
         with contextlib.suppress(ImportError):
             importlib.import_module(f"vllm.{place}")
     platform = importlib.import_module("vllm.platforms").current_platform
@@ -112,6 +116,8 @@ def find(name: str) -> Any:
     Raises:
         AttributeError: It has none.
     """
+    if name in second_runner.PLACES:
+        return second_runner.find(name)
     first, _, rest = name.partition(".")
     if rest and first in OTHER_METHODS:
         raise AttributeError(f"{first} of vLLM has other methods")
