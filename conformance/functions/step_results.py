@@ -175,7 +175,7 @@ CONTRACTS = [
     ),
     Contract(
         function="post_update",
-        examples=1.6,
+        examples=0.9,
         calls=update_calls(),
         written=STATE,
         dense=STATE,

@@ -177,7 +177,8 @@ def _has_memory(value: torch.Tensor) -> bool:
     if is_kind(value, "FakeTensor"):
         return False
     try:
-        return value.data_ptr() != 0
+        # An empty view has no address, but its storage has one.
+        return value.untyped_storage().data_ptr() != 0
     except RuntimeError:
         return False
 
