@@ -150,6 +150,18 @@ def half_of_drafts(arguments: Arguments, rng: random.Random) -> Arguments | None
     return {**arguments, name: rng.choice((None, wider))}
 
 
+def no_room(arguments: Arguments, rng: random.Random) -> Arguments | None:
+    """Let a request that is given tokens have no room for all of them."""
+    numbers = arguments["num_sampled"][: len(arguments["idx_mapping"])]
+    rows = np.flatnonzero((arguments["idx_mapping"] >= 0) & (numbers > 0))
+    if not len(rows):
+        return None
+    total_len, width = arguments["total_len"].copy(), arguments["all_token_ids"].shape[1]
+    row = rng.choice(rows.tolist())
+    total_len[arguments["idx_mapping"][row]] = width + rng.choice((0, 1 - numbers[row], 9))
+    return {**arguments, "total_len": total_len}
+
+
 def _has_dummy(arguments: Arguments) -> bool:
     return -1 in arguments["idx_mapping"]
 
@@ -179,7 +191,7 @@ CONTRACTS = [
         calls=update_calls(),
         written=STATE,
         dense=STATE,
-        specials=(overlapping, two_rows_of_one_slot, half_of_drafts),
+        specials=(overlapping, two_rows_of_one_slot, half_of_drafts, no_room),
         checked_only="shares memory",
         has_kernel=True,
         hard_cases={
