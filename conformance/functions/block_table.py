@@ -230,8 +230,8 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
         interleaves = [d for d in (1, 2, 4, common) if common % d == 0]
         made |= {"cp_size": ranks, "cp_rank": number % ranks}
         made["cp_interleave"] = interleaves[number % len(interleaves)]
-    if kind != "plain" and number % 3 == 0:
-        made["dcp_sharded"] = [(number >> k % 10) % 2 == 1 for k in range(groups)]
+    if kind != "plain" and number % 8 > 0:
+        made["dcp_sharded"] = [(number // 8 + k) % 2 == 0 for k in range(groups)]
     if kind != "plain" and number % 4 == 0:
         made["slot_mapping_enabled"] = [(number >> k % 10) % 3 > 0 for k in range(groups)]
     number = st.integers(0, 2**24 - 1)  # greater ones are mostly small
@@ -356,10 +356,13 @@ def bad_entries_give_nothing(target: Target, arguments: Arguments) -> None:
     good = np.where((bad >= 0) & (bad < rows), bad, -1)
     last, tokens = len(before), arguments["max_num_batched_tokens"]
     write = Operation("=", {"step": last, "value": -1 if last % 2 else 3})
-    # A row with one block in each group.
-    owned = [appending(0, [[3]] * len(sizes), overwrite=True), APPLY]
+    # A row that was full, and has one block in each group.
+    full = [[5] * width for width in arguments["max_num_blocks_per_group"]]
+    one = [[3]] * len(sizes)
+    owned = [appending(0, blocks, overwrite=True) for blocks in (full, one)]
+    owned = [owned[0], APPLY, owned[1], APPLY]
     ends = [w * size for w, size in zip(arguments["max_num_blocks_per_group"], sizes, strict=True)]
-    found = [0, -1, 2**40, -(2**40), 2**63 - 1, *ends][: max(tokens - 2, 0)]
+    found = [0, -1, 2**40, -(2**40), 2**63 - 1, *ends, *sizes][: max(tokens - 2, 0)]
     positions = np.array([*found, 0, 0][:tokens])
     for beyond in (0, 1):  # more tokens than positions
         ours = {**arguments, "operations": [*before, gathering(good), write, *owned]}

@@ -567,8 +567,7 @@ def write_slots_of_groups(
             fill_slots_of_row(groups, tables, group, slot, positions, token, end, is_run, *place)
         token = end
     for group in range(len(groups)):
-        begin = token if groups[group, HAS_SLOTS] else np.int64(0)
         here = np.uint64(group * slots_of_group)
-        for at in range(np.uint64(begin), np.uint64(max(token, used[1]))):
+        for at in range(np.uint64(token), np.uint64(max(token, used[1]))):
             slots[here + at] = PAD_SLOT_ID
     used[1] = token
