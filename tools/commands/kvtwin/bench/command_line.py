@@ -20,8 +20,9 @@ from tqdm import tqdm
 import fast
 from conformance.adapters.implementations import FAST, Implementation, load_implementation
 from conformance.name_lists import near
-from kvtwin.bench.jobs import JOBS, KINDS, SIZES, Job, Side, make_batch
+from kvtwin.bench.jobs import KINDS, SIZES, Job, Side, make_batch
 from kvtwin.bench.measure import Row, WrongAnswerError, measure
+from kvtwin.bench.steps import JOBS, STEP
 from kvtwin.machine import cpu_model
 from kvtwin.parser import Parser, new_file, redirect_stdout_for_json, write_json
 
