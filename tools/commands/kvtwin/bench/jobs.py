@@ -246,40 +246,49 @@ def fill_tables(batch: Batch, tables: Any, num_groups: int) -> None:
 
 
 class Appends:
-    """Append a block to one sixteenth of the requests, each time to others."""
+    """Append a block to one sixteenth of the requests, each time to others.
 
-    def __init__(
-        self,
-        batch: Batch,
-        tables: Any,
-        num_groups: int,
-        fill: Callable[[Batch, Any, int], None] = fill_tables,
-    ) -> None:
-        self._append, self._fill = tables.append_block_ids, partial(fill, batch, tables, num_groups)
-        self._turns = [
-            [(slot, [[1 + slot + g] for g in range(num_groups)], False) for slot in part.tolist()]
-            for part in np.array_split(batch.arrival, batch.num_reqs // -(-batch.num_reqs // 16))
-        ]
-        self._number = 0
+    Args:
+        append: Appends to the row of a request.
+        of_rows: Its arguments for each row of a batch.
+        fill: Undoes all appends.
+    """
+
+    def __init__(self, append: Callable[..., Any], of_rows: list[Any], fill: Call) -> None:
+        self._append, self._fill, self._number = append, fill, 0
+        size = -(-len(of_rows) // 16)
+        self._turns = [of_rows[k : k + size] for k in range(0, len(of_rows), size)]
         self.most = MAX_APPENDED // 2 * len(self._turns)
         """So many calls have room after `reset`."""
 
     def __call__(self) -> None:
         turn, append = self._turns[self._number % len(self._turns)], self._append
         self._number += 1
-        for slot, new_block_ids, overwrite in turn:
-            append(slot, new_block_ids, overwrite)
+        for arguments in turn:
+            append(*arguments)
 
     def reset(self) -> None:
-        """Remove what is appended, unless there is room for as much again."""
+        """Undo all appends, unless there is room for as many again."""
         if self._number > self.most:
             self._fill()
             self._number = 0
 
 
+def new_blocks(batch: Batch, num_groups: int) -> list[list[list[int]]]:
+    """Return a block for each row in each group."""
+    return [[[1 + row + group] for group in range(num_groups)] for row in range(batch.num_reqs)]
+
+
+def make_appends(batch: Batch, tables: Any, num_groups: int) -> Appends:
+    slots, ids = batch.arrival.tolist(), new_blocks(batch, num_groups)
+    of_rows = [(slot, new, False) for slot, new in zip(slots, ids, strict=True)]
+    fill = partial(fill_tables, batch, tables, num_groups)
+    return Appends(tables.append_block_ids, of_rows, fill)
+
+
 def _append(batch: Batch, target: Side, num_groups: int) -> Prepared:
     tables = make_tables(batch, target, num_groups)
-    append, apply = Appends(batch, tables, num_groups), tables.apply_staged_writes
+    append, apply = make_appends(batch, tables, num_groups), tables.apply_staged_writes
 
     def call() -> None:
         append()

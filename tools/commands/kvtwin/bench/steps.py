@@ -17,7 +17,6 @@ from kvtwin.bench.jobs import (
     MAX_NUM_REQS,
     NUM_DRAFTS,
     OF_FUNCTIONS,
-    Appends,
     Array,
     Batch,
     Builder,
@@ -25,6 +24,7 @@ from kvtwin.bench.jobs import (
     Job,
     Prepared,
     Side,
+    make_appends,
     make_tables,
     on_side,
 )
@@ -196,7 +196,7 @@ class Step:
         self.batch, self.slots, self.logits = batch, state.slots, state.cu_num_logits
         self.starts = batch.starts.copy()
         self.tables = make_tables(batch, target, num_groups)
-        self.appends = Appends(batch, self.tables, num_groups)
+        self.appends = make_appends(batch, self.tables, num_groups)
         self.buffers = buffers = target.find("StepBuffers")(
             self.tables, MAX_MODEL_LEN, NUM_DRAFTS
         )
