@@ -109,6 +109,11 @@ def time_in_turn(
     return [list(of_call) for of_call in zip(*blocks, strict=True)]
 
 
+def best_us(call: Call) -> float:
+    """Return the microseconds of a call in the best block of calls."""
+    return min(time_in_turn([Prepared(call, call)])[0])
+
+
 def host_cost_us(
     call: Call, num_blocks: int = 20, num_calls: int = 40, reset: Call | None = None
 ) -> float:
