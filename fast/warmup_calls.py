@@ -26,6 +26,7 @@ from fast.multimodal import gather_mm_placeholders, scatter_mm_placeholders
 from fast.numba_cuda import is_installed
 from fast.pinned import prepare_graphs
 from fast.slots import compute_slot_mapping
+from fast.step import StepBuffers, prepare_step
 from fast.step_inputs import (
     combine_sampled_and_draft_tokens,
     expand_idx_mapping,
@@ -142,6 +143,10 @@ def _rehearse() -> None:
     gather_mm_placeholders(rows, is_embed)
     _rehearse_inputs(starts.gpu, positions)
     _rehearse_results(starts.gpu, lens.gpu[:3])
+    step_buffers = StepBuffers(tables, 8, num_speculative_tokens=2)
+    logits = np.array([0, 1, 4, 5], np.int32)
+    for _ in range(2):
+        prepare_step(step_buffers, np.arange(3, dtype=np.int32), starts.np, logits, 3, 8)
 
 
 def _rehearse_inputs(starts: torch.Tensor, pos: torch.Tensor) -> None:

@@ -3,11 +3,13 @@
     python -m tools.runner
 
 serves random requests with three tiny models (random weights; nothing is downloaded), with
-continuous batching, chunked prefill and preemption, and compares each token with the one that the
-model's own `generate` gives for the request alone. The exit status is 1 if a token differs.
+continuous batching, chunked prefill, drafts, preemption and sliding windows, and compares each
+token with the one that the model's own `generate` gives for the request alone. Steps are prepared
+by the functions one by one, and in a second run by `prepare_step`. The exit status is 1 if a token
+differs.
 
 It is written to be read, in the order of the file: attention and its metadata, the KV caches, a
-step (`ModelRunner`), the models. Requests are scheduled, and their batch is kept, by
+step (`ModelRunner`), the models. Requests are scheduled, and their state and batch are kept, by
 `conformance.engine`, which imports neither `fast` nor `reference`.
 """
 
@@ -19,7 +21,8 @@ import dataclasses
 import functools
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -47,6 +50,7 @@ SETTINGS = EngineSettings(
     token_budget=64,
     max_num_seqs=10,
     max_model_len=LONGEST_PROMPT + MAX_NEW_TOKENS,
+    num_speculative_tokens=3,
     padding=4,
 )
 
@@ -196,8 +200,9 @@ def _attend(
     is_seen = distances >= 0
     if metadata.window_left >= 0:
         is_seen &= distances <= metadata.window_left
-    # Values that no query sees may be NaN, which a weight of 0 would not hide.
-    values = values.where(is_seen.any(-2)[..., None, None], 0.0)
+    # Values that are not yet written may be NaN, which a weight of 0 would not hide. Those before a
+    # window are not: there is the null block.
+    values = values.where((distances >= 0).any(-2)[..., None, None], 0.0)
     grouped = query.unflatten(-2, (keys.shape[-2], -1))
     scores = torch.einsum("...qhgd,...khd->...hgqk", grouped, keys) * metadata.scale
     weights = scores.where(is_seen[..., None, None, :, :], -torch.inf).softmax(-1)
@@ -261,10 +266,9 @@ def make_kv_cache_config(specs: dict[str, fast.KVCacheSpec]) -> fast.KVCacheConf
         for spec, names in by_spec.items()
         for k in range(0, len(names), size)
     ]
-    # Two of the longest sequences fit, so that blocks run out and requests are preempted. Block 0
+    # One of the longest sequences fits, so that blocks run out and requests are preempted. Block 0
     # is the null block.
-    blocks_per_sequence = sum(SETTINGS.num_blocks_of(SETTINGS.max_model_len))
-    num_blocks = 1 + 2 * len(groups) * blocks_per_sequence
+    num_blocks = 1 + len(groups) * sum(SETTINGS.num_blocks_of(SETTINGS.max_model_len))
     page_size_bytes = groups[0].kv_cache_spec.page_size_bytes
     shared = [[g.layer_names[k] for g in groups if k < len(g.layer_names)] for k in range(size)]
     tensors = [fast.KVCacheTensor(num_blocks * page_size_bytes, names) for names in shared]
@@ -275,11 +279,28 @@ def make_kv_cache_config(specs: dict[str, fast.KVCacheSpec]) -> fast.KVCacheConf
 # A step.
 
 
+class Fast:
+    """`fast` on a device, as the engine calls it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def function(self, name: str) -> Callable[..., Any]:
+        return getattr(fast, name)
+
+    def method(self, _: str, made: Any, name: str) -> Callable[..., Any]:
+        return getattr(made, name)
+
+    def array(self, values: Any) -> Tensor:
+        return torch.tensor(values, device=self.device)
+
+
 class ModelRunner:
     """Executes the scheduler's steps."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, drafter: Drafter, *, is_at_once: bool) -> None:
         self.model, self.device = model, model.device
+        self.drafter, self.is_at_once = drafter, is_at_once
         names = [f"model.layers.{i}.self_attn.attn" for i in range(len(model.model.layers))]
         self.layers = {
             name: AttentionLayer(layer.self_attn)
@@ -297,71 +318,71 @@ class ModelRunner:
         self.config = make_kv_cache_config(make_specs(vllm_config))
         backends, self.builders = fast.init_attn_backend(self.config, vllm_config, self.device)
         fast.init_kv_cache([], self.layers, self.config, backends, self.device)
-        num_groups = len(self.builders)
+        specs = [group.kv_cache_spec for group in self.config.kv_cache_groups]
         self.settings = dataclasses.replace(
-            SETTINGS, block_sizes=[BLOCK_SIZE] * num_groups, num_blocks=self.config.num_blocks
+            SETTINGS,
+            block_sizes=[BLOCK_SIZE] * len(specs),
+            num_blocks=self.config.num_blocks,
+            sliding_window_reach=[(getattr(s, "sliding_window", None) or 1) - 1 for s in specs],
         )
-        is_cuda = self.device.type == "cuda"
-        tables = fast.BlockTables(
-            self.settings.block_sizes,
-            SETTINGS.padded(SETTINGS.max_num_seqs),
-            SETTINGS.padded(SETTINGS.token_budget),
-            SETTINGS.max_model_len,
-            self.device,
-            pin_memory=is_cuda,
-        )
-
-        def make_buffer(size: int, dtype: str) -> fast.CpuGpuBuffer:
-            torch_dtype = getattr(torch, dtype)
-            return fast.CpuGpuBuffer(
-                size, dtype=torch_dtype, device=self.device, pin_memory=is_cuda
-            )
-
-        self.runner = Runner(
-            self.settings,
-            lambda method, *args: getattr(tables, method)(*args),
-            fast.reorder_batch_to_split_decodes_and_prefills,
-            make_buffer,
-        )
+        self.runner = Runner(self.settings, Fast(self.device))
+        self.block_ids: dict[str, list[list[int]]] = {}  # of each running request
 
         AttentionInterface.register("kvtwin_paged", paged_attention)
         AttentionMaskInterface.register("kvtwin_paged", lambda *_args, **_kwargs: None)
         model.set_attn_implementation("kvtwin_paged")
 
     @torch.inference_mode()
-    def execute(self, step: SchedulerOutput) -> dict[str, list[int]]:
-        """Compute a step, and return the next token of each request that is up to date."""
+    def execute(self, step: SchedulerOutput) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+        """Compute a step, and return the tokens that it samples, and new drafts."""
         self.runner.update(step)
+        self._spoil_free_blocks(step)
         threshold = min(builder.reorder_batch_threshold for builder in self.builders)
         self.runner.reorder(step, threshold)
         # As for a CUDA graph: padding has row -1, no tokens, and its tokens have slot -1.
-        block_tables, slot_mappings = self.runner.gather(step)
-        batch = self.runner.buffers
-        num_reqs, num_tokens = batch.num_padded_reqs, batch.num_padded_tokens
-        batch.seq_lens.copy_to_gpu(num_reqs)
+        inputs = self.runner.prepare(step, is_at_once=self.is_at_once)
+        starts, computed, seq_lens = map(torch.from_numpy, self.runner.on_host())
         attn_metadata = fast.build_attn_metadata(
             self.builders,
-            num_reqs,
-            num_tokens,
-            batch.query_start_loc,
-            batch.seq_lens,
-            batch.num_computed_tokens.cpu,
-            block_tables,
-            slot_mappings,
+            len(inputs.seq_lens),
+            len(inputs.positions),
+            SimpleNamespace(cpu=starts, gpu=inputs.query_start_loc),
+            SimpleNamespace(cpu=seq_lens, gpu=inputs.seq_lens),
+            computed,
+            inputs.block_tables,
+            inputs.slot_mappings,
             self.config,
         )
         logits = self.model(
-            input_ids=batch.input_ids.copy_to_gpu(num_tokens).unsqueeze(0),
-            position_ids=batch.positions.gpu[:num_tokens].unsqueeze(0),
-            logits_to_keep=batch.logits_indices.copy_to_gpu(batch.num_reqs),
+            input_ids=inputs.input_ids.unsqueeze(0),
+            position_ids=inputs.positions.unsqueeze(0),
+            logits_to_keep=inputs.logits_indices,
             use_cache=False,
             # It passes these on to `paged_attention`.
             layers=list(self.layers.values()),
             attn_metadata=[attn_metadata[name] for name in self.layers],
         ).logits[0]
         # The host waits for the device here; the next step may overwrite the buffers.
-        sampled = zip(self.runner.batch.req_ids, logits.argmax(-1).tolist(), strict=True)
-        return {req_id: [token] for req_id, token in sampled if req_id in step.sampled_req_ids}
+        greedy, ends = logits.argmax(-1).tolist(), self.runner.rows.cu_num_logits.tolist()
+        sampled, drafts = {}, {}
+        for req_id, begin, end in zip(self.runner.batch.req_ids, ends, ends[1:], strict=False):
+            if req_id in step.sampled_req_ids:
+                drafted = step.spec_token_ids[req_id]
+                sampled[req_id] = self.drafter.verify(drafted, greedy[begin:end])
+                num_known = len(step.token_ids[req_id]) + len(sampled[req_id])
+                drafts[req_id] = self.drafter.propose(req_id, num_known)
+        self.runner.finish(sampled, drafts)
+        return sampled, drafts
+
+    def _spoil_free_blocks(self, step: SchedulerOutput) -> None:
+        """Write NaN into all blocks that no request has: whoever reads one gets NaN."""
+        for req_id in step.removed_req_ids:
+            self.block_ids.pop(req_id, None)
+        self.block_ids |= step.block_ids
+        used = {b for groups in self.block_ids.values() for ids in groups for b in ids}
+        free = [b for b in range(self.config.num_blocks) if b not in used | {fast.NULL_BLOCK_ID}]
+        for layer in self.layers.values():
+            layer.kv_cache[0][:, free] = torch.nan
 
 
 def paged_attention(
@@ -464,16 +485,53 @@ def generate(model: PreTrainedModel, request: Request) -> list[int]:
     return tokens[0, prompt.shape[1] :].tolist()
 
 
+class Drafter:
+    """Proposes and verifies drafts; some are what the model samples, and others are not.
+
+    Attributes:
+        num_accepted: How many drafts were accepted.
+        num_rejected: How many were rejected.
+    """
+
+    def __init__(self, sequences: dict[str, list[int]], seed: int = 0) -> None:
+        self._sequences = sequences  # the prompt of each request and its right tokens
+        self._random = random.Random(seed)  # noqa: S311  # drafts are not secrets
+        self.num_accepted = self.num_rejected = 0
+
+    def propose(self, request_id: str, num_known: int) -> list[int]:
+        """Return drafts that follow the known tokens of a request, but for its last token."""
+        number = self._random.randint(0, SETTINGS.num_speculative_tokens)
+        right = self._sequences[request_id][num_known:-1][:number]
+        return [
+            token if self._random.random() < 0.7 else self._random.randrange(VOCAB_SIZE)
+            for token in right
+        ]
+
+    def verify(self, drafts: list[int], greedy: list[int]) -> list[int]:
+        """Return the accepted drafts and the token after them."""
+        wrong = [k for k, draft in enumerate(drafts) if draft != greedy[k]]
+        num_accepted = min(wrong, default=len(drafts))
+        self.num_accepted += num_accepted
+        self.num_rejected += len(drafts) - num_accepted
+        return greedy[: num_accepted + 1]
+
+
 def serve_with(
-    model: PreTrainedModel, requests: list[tuple[int, Request]]
+    model: PreTrainedModel,
+    requests: list[tuple[int, Request]],
+    expected: dict[str, list[int]],
+    *,
+    is_at_once: bool,
 ) -> tuple[dict[str, list[int]], str]:
     """Serve requests, and return the new tokens of each by its ID, and the counts of the run."""
     requests = copy.deepcopy(requests)
-    runner = ModelRunner(copy.deepcopy(model))
+    drafter = Drafter({r.request_id: r.token_ids + expected[r.request_id] for _, r in requests})
+    runner = ModelRunner(copy.deepcopy(model), drafter, is_at_once=is_at_once)
     scheduler = Scheduler(runner.settings)
     steps = list(serve(scheduler, requests, runner.execute, duration=lambda _: 1))
     tokens = {request.request_id: request.output_token_ids for _, request in requests}
-    return tokens, f"{len(steps)} steps, {scheduler.num_preemptions} preemptions"
+    counts = f"{len(steps)} steps, {scheduler.num_preemptions} preemptions, {drafter.num_accepted} "
+    return tokens, f"{counts}drafts accepted and {drafter.num_rejected} rejected"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -493,11 +551,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model = make_model(name).to(options.device)
         requests = make_requests(options.requests)
         expected = {request.request_id: generate(model, request) for _, request in requests}
-        tokens, counts = serve_with(model, requests)
-        different = [req_id for req_id in expected if tokens[req_id] != expected[req_id]]
-        verdict = f"{', '.join(different)}: generate differs" if different else "all equal"
-        print(f"{name}: {sum(map(len, tokens.values()))} tokens in {counts}, {verdict}")
-        status |= bool(different)
+        for step, is_at_once in (("one by one", False), ("prepare_step", True)):
+            tokens, counts = serve_with(model, requests, expected, is_at_once=is_at_once)
+            different = [req_id for req_id in expected if tokens[req_id] != expected[req_id]]
+            verdict = f"{', '.join(different)}: generate differs" if different else "all equal"
+            number = sum(map(len, tokens.values()))
+            print(f"{name}, {step}: {number} tokens in {counts}, {verdict}")
+            status |= bool(different)
     return status
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from conformance.engine.batch import InputBatch, RequestSlots, StepRows, make_rows
 from conformance.engine.scheduler import EngineSettings, SchedulerOutput
@@ -100,6 +101,14 @@ def one_by_one(
     )
 
 
+class HostRows(NamedTuple):
+    """A step's rows on the host, padded."""
+
+    query_start_loc: npt.NDArray[np.int32]
+    num_computed_tokens: npt.NDArray[np.int32]
+    seq_lens: npt.NDArray[np.int32]
+
+
 class PlainBuffers:
     """The arrays of `StepBuffers`, for an engine that has no such class and no `prepare_step`."""
 
@@ -185,6 +194,14 @@ class Runner:
         if is_at_once and self._has_prepare_step:
             return self.functions.function("prepare_step")(self.buffers, **vars(self.rows))
         return one_by_one(self.functions, self.buffers, **vars(self.rows))
+
+    def on_host(self) -> HostRows:
+        """Return what the host knows of the step's rows, with padding."""
+        num_reqs, num_padded = len(self.batch.req_ids), self.rows.num_reqs_padded
+        starts = np.pad(self.rows.query_start_loc, (0, num_padded - num_reqs), "edge")
+        computed = self.batch.num_computed_tokens_cpu[:num_padded].copy()
+        computed[num_reqs:] = 0
+        return HostRows(starts, computed, computed + np.diff(starts))
 
     def finish(
         self,

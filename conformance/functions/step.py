@@ -217,7 +217,8 @@ def run(
 
 
 def by_parts(worker: Worker, step: PreparedStep) -> Any:
-    return tuple(one_by_one(worker.twin, worker.buffers, *step.host_rows, **step.options))
+    slots, starts, logits = step.host_rows
+    return tuple(one_by_one(worker.twin, worker.buffers, slots, starts, logits, **step.options))
 
 
 def a_step_is_its_parts(target: Target, arguments: Arguments) -> None:
@@ -256,6 +257,19 @@ def two_rows_of_one_slot(arguments: Arguments, rng: random.Random) -> Arguments 
     return {**arguments, "steps": steps}
 
 
+def bad_state(arguments: Arguments, rng: random.Random) -> Arguments | None:
+    """Let a request of a step have computed, or know, more or fewer tokens than it can."""
+    steps = [*arguments["steps"]]
+    at, name = rng.randrange(len(steps)), rng.choice(("num_computed_tokens", "prefill_len"))
+    slots = [slot for slot in steps[at].host_rows[0].tolist() if slot >= 0]
+    if not slots:
+        return None
+    values = steps[at].state[name].copy()
+    values[rng.choice(slots)] = rng.choice((-1, arguments["max_model_len"] + 1, MAX_INT32))
+    steps[at] = dataclasses.replace(steps[at], state={**steps[at].state, name: values})
+    return {**arguments, "steps": steps}
+
+
 def _any_step(holds: Callable[[Arguments, PreparedStep], Any]) -> Callable[[Arguments], bool]:
     return lambda args: any(bool(holds(args, step)) for step in args["steps"])
 
@@ -271,7 +285,7 @@ CONTRACTS = [
         examples=0.5,
         host=frozenset({"host_rows", *STATE}),
         is_affordable=is_affordable,
-        specials=(two_rows_of_one_slot,),
+        specials=(two_rows_of_one_slot, bad_state),
         properties=(a_step_is_its_parts,),
         hard_cases={
             "some rows are prefilling, others draft": _any_step(

@@ -263,7 +263,8 @@ def _tell_answer(contract: Contract, target: Target, story: Story, stage: list[s
         x.check_sharing()
         stage.append("answered")
         is_whole = not target.implementation.lacks_of(contract.function)
-        if story.seed % 3 == 0 and is_whole:  # promises need all of a class
+        # Promises need all of a class.
+        if is_whole and (contract.is_long or story.seed % 3 == 0):
             for promise in contract.properties:
                 _keep(promise, target, story)
         for name in story.conditions:

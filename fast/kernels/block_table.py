@@ -61,7 +61,10 @@ def apply_changed_row(
 
 @kernel("void(int64[:, ::1], int32[::1], int32[:, ::1], int32[::1])")
 def apply_staged_writes(groups: Int64s, tables: Int32s, num_blocks: Int32s, staged: Int32s) -> None:
-    """Write the rows that staged writes change: one block of threads for each of them (x)."""
+    """Write the rows that staged writes change: one block of threads for each of them (x).
+
+    Reads groups and staged; writes its own row of tables and num_blocks.
+    """
     apply_changed_row(groups, tables, num_blocks, staged, np.int64(cuda.blockIdx.x))
 
 

@@ -55,8 +55,8 @@ def prepare_step(  # noqa: C901, PLR0912, PLR0915  (one launch for all)
     group pads its slots. `num_reqs` is the number of rows that are not padding,
     and a request has `width` tokens and `max_drafts` draft tokens.
 
-    Each writes entries that no other block accesses, but for `seq_lens` and `packed`, which it
-    reads, if at all, of its own row.
+    Reads groups, packed, of the rows' slots computed, known, tokens, sampled and drafts, and their
+    rows of tables and num_blocks; writes the rest: entries that no other block accesses.
     """
     row, group = np.uint32(cuda.blockIdx.x), np.uint32(cuda.blockIdx.y)
     thread, num_threads = np.uint32(cuda.threadIdx.x), np.uint32(cuda.blockDim.x)
@@ -77,12 +77,11 @@ def prepare_step(  # noqa: C901, PLR0912, PLR0915  (one launch for all)
     if group < groups.shape[0]:
         of_gathered = (gathered, num_gathered, group, row)
         gather_row(groups, tables, num_blocks, *of_gathered, slot, before)
-        token = start + thread
-        while token < end:
-            position = before + token - start
-            found = find_slot(groups, tables, num_rows, group, slot, position)
-            slots[group, np.uint32(token)] = found
-            token += num_threads
+        token = np.uint32(start + thread)
+        while token < np.uint32(end):
+            position = before + np.int64(token) - start
+            slots[group, token] = find_slot(groups, tables, num_rows, group, slot, position)
+            token = np.uint32(token + num_threads)
     if group > 0:
         return
     of_logits = np.uint32(num_rows + num_rows + np.uint32(1) + row)
@@ -107,16 +106,16 @@ def prepare_step(  # noqa: C901, PLR0912, PLR0915  (one launch for all)
             after = before + end - start
             fill_following(after, limit, tokens, here, np.int64(1), following, slot)
     cuda.syncthreads()  # drafts may replace known tokens
-    logit = first + thread
-    while logit < last:
-        token = end - last + logit
-        indices[np.uint32(logit)] = token
-        number = logit - first - num_new_sampled
+    logit = np.uint32(first + thread)
+    while logit < np.uint32(last):
+        index = end - last + np.int64(logit)
+        indices[logit] = index
+        number = np.int64(logit) - first - num_new_sampled
         draft = np.int64(-2)
         if slot >= 0:
             draft = find_drafted(number, last - first, seq_len, prefill_len, max_drafts)
         if draft == -1:
-            input_ids[np.uint32(token)] = sampled[np.uint32(slot)]
+            input_ids[np.uint32(index)] = sampled[np.uint32(slot)]
         elif draft >= 0:
-            input_ids[np.uint32(token)] = drafts[np.uint64(slot * max_drafts + draft)]
-        logit += num_threads
+            input_ids[np.uint32(index)] = drafts[np.uint64(slot * max_drafts + draft)]
+        logit = np.uint32(logit + num_threads)

@@ -18,10 +18,11 @@ from fast.kernels.cuda import cuda, device_function, kernel
 @device_function
 def fill_positions(start: Any, end: Any, before: Any, pos: Int64s) -> None:
     """Write the positions of a row's tokens; each thread of the block, every `blockDim.x`-th."""
-    token = max(start, np.int64(0)) + np.uint32(cuda.threadIdx.x)
-    while token < min(end, np.int64(pos.shape[0])):
-        pos[np.uint64(token)] = before + token - start
-        token += cuda.blockDim.x
+    last = np.uint32(max(min(end, np.int64(pos.shape[0])), np.int64(0)))
+    token = np.uint32(max(start, np.int64(0)) + cuda.threadIdx.x)
+    while token < last:
+        pos[token] = before + np.int64(token) - start
+        token = np.uint32(token + cuda.blockDim.x)
 
 
 @device_function
@@ -39,12 +40,13 @@ def fill_known_tokens(
 
     Those of its request are `width` entries of `tokens` from `here` on.
     """
-    last = min(end, start + width - before)
-    token = max(start, np.int64(0)) + np.uint32(cuda.threadIdx.x)
-    while token < min(last, np.int64(input_ids.shape[0])):
-        column = before + token - start
-        input_ids[np.uint64(token)] = tokens[np.uint64(here + column * column_stride)]
-        token += cuda.blockDim.x
+    end = min(end, start + width - before, np.int64(input_ids.shape[0]))
+    last = np.uint32(max(end, np.int64(0)))
+    token = np.uint32(max(start, np.int64(0)) + cuda.threadIdx.x)
+    while token < last:
+        column = before + np.int64(token) - start
+        input_ids[token] = tokens[np.uint64(here + column * column_stride)]
+        token = np.uint32(token + cuda.blockDim.x)
 
 
 @device_function

@@ -135,7 +135,7 @@ def post_update_num_computed_tokens(
 ) -> None:
     """Count tokens as computed: one thread for each row (x).
 
-    Reads the row's entries of rows and starts; adds to num_computed_tokens of its slot.
+    Reads the row's entries of rows and starts; writes num_computed_tokens of its slot.
     """
     row = np.int64(cuda.grid(1))
     if row >= num_reqs:

@@ -163,6 +163,8 @@ def failures(function: str, targets: Iterable[str], every: bool, **profile: Any)
                 failure |= {"kind": what.kind, "verdict": what.verdict.value}
                 failure |= {"drawn": error.story.conditions}
                 failure |= {"broken": bool(re.search(PATCH_ERRORS, got))}
+            elif "the strategy drew an invalid call" in str(error):  # a bug of the engine
+                failure |= {"kind": "refused", "broken": bool(re.search(PATCH_ERRORS, str(error)))}
             else:
                 failure["error"] = traceback.format_exc(limit=-6)
         failure["examples"] = checks.COUNTS.total() - before

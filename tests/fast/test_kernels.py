@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fast import numba_cuda
-from fast.kernels import block_table, cuda, local_attention, multimodal
+from fast.kernels import block_table, cuda, local_attention, multimodal, step
 from fast.kernels.cuda import KERNELS, DeviceFunction, Kernel
 from fast.launch import launch_blocks, simulated_by
 from fast.numba_cuda import check_entry, make_flatten
@@ -41,7 +41,11 @@ def test_a_kernel_as_ptx(kernel: Kernel, arch: str) -> None:
     ptx, entry = compile_for(kernel, arch)
     assert [] == re.findall(r"\.f(?:16|32|64)\b", ptx), "it computes with floats"
     assert ".local" not in ptx, "it has local memory"
-    divided = {"u32", "u64"} if kernel is block_table.compute_slot_mapping else {"u32"}
+    # Positions in a caller's table, or of several ranks, may need 64 bits.
+    has_ranks = kernel in {
+        *(block_table.compute_slot_mapping, block_table.compute_slot_mappings, step.prepare_step),
+    }
+    divided = {"u32", "u64"} if has_ranks else {"u32"}
     assert set(re.findall(r"\b(?:div|rem)\.(\w+)", ptx)) <= divided
     if kernel in {multimodal.scatter_rows, multimodal.gather_rows}:
         for word in ("v2.[ub]64", "[ub]64", "[ub]32", "[ub]16", "[ub]8"):

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 import fast.kernels
@@ -66,6 +67,7 @@ ELEMENTS: Final = {
     "get_num_sampled_and_rejected": NUM_REQS,
     "post_update": NUM_REQS,
     "post_update_num_computed_tokens": NUM_REQS,
+    "prepare_step": NUM_REQS * NUM_BLOCKS,
 }
 """For each kernel, the elements of its result in the standard batches."""
 
@@ -240,6 +242,7 @@ def run_standard_batches(device: str, launch: Callable[..., None]) -> None:
         logits = torch.arange(0, NUM_REQS * NUM_LOGITS + 1, NUM_LOGITS, dtype=torch.int32)
         _run_step_inputs(rows, starts, seq_lens.to(device), positions, logits.to(device))
         _run_step_results(starts, seq_lens.to(device))
+        _run_step(tables, starts_cpu)
 
 
 def _run_step_inputs(rows: Any, starts: Any, seq_lens: Any, positions: Any, logits: Any) -> None:
@@ -267,3 +270,12 @@ def _run_step_results(starts: Any, seq_lens: Any) -> None:
     ids, drafts = seq_lens.new_zeros((NUM_REQS, SEQ_LEN)), tokens.clone()
     fast.post_update(rows, *state, tokens, *counts, starts, ids, total, tokens, drafts)
     fast.post_update_num_computed_tokens(rows, state[0], starts)
+
+
+def _run_step(tables: Any, starts: Any) -> None:
+    """Prepare a step of decodes with drafts, at once."""
+    buffers = fast.StepBuffers(tables, SEQ_LEN, num_speculative_tokens=NUM_LOGITS - 1)
+    buffers.num_computed_tokens.fill_(SEQ_LEN - QUERY_LEN)
+    logits = np.arange(0, NUM_REQS * NUM_LOGITS + 1, NUM_LOGITS, dtype=np.int32)
+    rows = np.arange(NUM_REQS - 1, -1, -1, dtype=np.int32)
+    fast.prepare_step(buffers, rows, starts.numpy(), logits, NUM_REQS, NUM_TOKENS)
