@@ -11,8 +11,9 @@ import pytest
 from conformance.adapters.implementations import FAST, load_implementation
 from kvtwin.bench import command_line
 from kvtwin.bench.command_line import main, read_record
-from kvtwin.bench.jobs import JOBS, KINDS, Job, Side, make_batch
+from kvtwin.bench.jobs import KINDS, Job, Side, make_batch
 from kvtwin.bench.measure import measure
+from kvtwin.bench.steps import JOBS
 
 FUNCTION = "get_dcp_local_seq_lens"
 

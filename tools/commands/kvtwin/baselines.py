@@ -9,6 +9,7 @@ and micro-batches.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,12 @@ class BlockTables:
         self._staged.clear()
 
     def gather_block_tables(
-        self, idx_mapping: torch.Tensor, num_reqs_padded: int
+        self,
+        idx_mapping: torch.Tensor,
+        num_reqs_padded: int,
+        num_computed_tokens: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
+        del num_computed_tokens  # no window is timed
         num_reqs = len(idx_mapping)
         for view, gathered in zip(self._views, self._gathered, strict=True):
             torch.index_select(view, 0, idx_mapping, out=gathered[:num_reqs])
@@ -168,6 +173,223 @@ def build_attn_metadata(
     return built
 
 
+class AttnMetadataPlan:
+    def __init__(
+        self,
+        attn_metadata_builders: list[Any],
+        query_start_loc: Any,
+        seq_lens: Any,
+        num_computed_tokens_cpu: torch.Tensor,
+        kv_cache_config: Any,
+    ) -> None:
+        self._buffers = query_start_loc, seq_lens, num_computed_tokens_cpu
+        self._builders, self._config = attn_metadata_builders, kv_cache_config
+
+    def build(
+        self,
+        num_reqs: int,
+        num_tokens: int,
+        block_tables: Any,
+        slot_mappings: Any,
+        max_query_len: int | None = None,
+        max_seq_len: int | None = None,
+    ) -> dict[str, Any]:
+        sizes, tables = (num_reqs, num_tokens), (block_tables, slot_mappings)
+        longest = max_query_len, max_seq_len
+        return build_attn_metadata(
+            self._builders, *sizes, *self._buffers, *tables, self._config, *longest
+        )
+
+
+def prepare_pos_seq_lens(
+    idx_mapping: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    num_computed_tokens: torch.Tensor,
+    pos: torch.Tensor,
+    seq_lens: torch.Tensor,
+) -> None:
+    rows, out = idx_mapping.numpy(), seq_lens.numpy()
+    starts = query_start_loc.numpy()[: len(rows) + 1]
+    query_lens, computed = np.diff(starts), num_computed_tokens.numpy()[rows]
+    first = np.repeat(computed - starts[:-1], query_lens)
+    np.add(first, np.arange(len(first)), out=pos.numpy()[: len(first)])
+    np.add(computed, query_lens, out=out[: len(rows)])
+    out[len(rows) :] = 0
+
+
+def prepare_prefill_inputs(
+    input_ids: torch.Tensor,
+    next_prefill_tokens: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    all_token_ids: torch.Tensor,
+    prefill_len: torch.Tensor,
+    num_computed_tokens: torch.Tensor,
+) -> None:
+    rows = idx_mapping.numpy()
+    computed, known = num_computed_tokens.numpy()[rows], prefill_len.numpy()[rows]
+    chunks = np.flatnonzero(computed < known)
+    if len(chunks) == 0:
+        return
+    starts, tokens = query_start_loc.numpy(), all_token_ids.numpy()
+    slots, first, begins = rows[chunks], computed[chunks], starts[chunks]
+    counts = starts[chunks + 1] - begins
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    there, here = np.repeat(slots, counts), np.repeat(begins, counts) + within
+    input_ids.numpy()[here] = tokens[there, np.repeat(first, counts) + within]
+    for number, following in enumerate(next_prefill_tokens.numpy()):
+        column = first + counts + number
+        is_known = column < known[chunks]
+        following[slots] = np.where(is_known, tokens[slots, np.where(is_known, column, 0)], 0)
+
+
+def combine_sampled_and_draft_tokens(
+    input_ids: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    last_sampled_tokens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    prefill_len: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    num_logits: int,
+) -> torch.Tensor:
+    rows = idx_mapping.numpy()
+    num_reqs, ids = len(rows), input_ids.numpy()
+    ends, logits = query_start_loc.numpy()[1 : num_reqs + 1], cu_num_logits.numpy()[: num_reqs + 1]
+    counts, lens, known = np.diff(logits), seq_lens.numpy()[:num_reqs], prefill_len.numpy()[rows]
+    is_past = lens > known
+    sampled = np.flatnonzero(is_past & (lens - counts >= known))
+    ids[ends[sampled] - counts[sampled]] = last_sampled_tokens.numpy()[rows[sampled]]
+    if num_logits == num_reqs:  # there are no drafts
+        return torch.from_numpy(ends - np.int64(1))
+    number = np.arange(num_logits) - np.repeat(logits[:-1], counts)
+    indices = np.repeat(ends - counts, counts) + number
+    is_draft = np.repeat(is_past, counts) & (number > 0)
+    slots = np.repeat(rows, counts)[is_draft]
+    ids[indices[is_draft]] = draft_tokens.numpy()[slots, number[is_draft] - 1]
+    return torch.from_numpy(indices)
+
+
+def expand_idx_mapping(
+    idx_mapping: torch.Tensor,
+    total_num_logits: int,
+    cu_num_logits: torch.Tensor,
+    max_expand_len: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    del max_expand_len
+    logits = cu_num_logits.numpy()
+    counts = np.diff(logits)
+    number = np.arange(total_num_logits, dtype=np.int32) - np.repeat(logits[:-1], counts)
+    return torch.from_numpy(np.repeat(idx_mapping.numpy(), counts)), torch.from_numpy(number)
+
+
+def get_num_sampled_and_rejected(
+    num_sampled: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    prefill_len: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    sampled, counts = num_sampled.numpy(), np.diff(cu_num_logits.numpy())
+    samples = seq_lens.numpy() >= prefill_len.numpy()[idx_mapping.numpy()]
+    sampled *= samples
+    return num_sampled, torch.from_numpy((counts - sampled) * samples)
+
+
+def post_update(
+    idx_mapping: torch.Tensor,
+    num_computed_tokens: torch.Tensor,
+    last_sampled_tokens: torch.Tensor,
+    output_bin_counts: torch.Tensor | None,
+    sampled_tokens: torch.Tensor,
+    num_sampled: torch.Tensor,
+    num_rejected: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    all_token_ids: torch.Tensor,
+    total_len: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_tokens_out: torch.Tensor,
+) -> None:
+    del output_bin_counts  # without penalties there are none
+    slots, counts, tokens = idx_mapping.numpy(), num_sampled.numpy(), sampled_tokens.numpy()
+    row = np.repeat(np.arange(len(slots)), counts)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    lens = total_len.numpy()
+    all_token_ids.numpy()[slots[row], lens[slots[row]] + number] = tokens[row, number]
+    some = np.flatnonzero(counts)
+    last_sampled_tokens.numpy()[slots[some]] = tokens[some, counts[some] - 1]
+    lens[slots] += counts
+    num_computed_tokens.numpy()[slots] += np.diff(query_start_loc.numpy()) - num_rejected.numpy()
+    draft_tokens_out.numpy()[slots] = draft_tokens.numpy()
+
+
+def post_update_num_computed_tokens(
+    idx_mapping: torch.Tensor, num_computed_tokens: torch.Tensor, query_start_loc: torch.Tensor
+) -> None:
+    num_computed_tokens.numpy()[idx_mapping.numpy()] += np.diff(query_start_loc.numpy())
+
+
+class StepBuffers:
+    def __init__(
+        self, block_tables: BlockTables, max_model_len: int, num_speculative_tokens: int
+    ) -> None:
+        num_slots, num_tokens = len(block_tables._views[0]), block_tables._slots.shape[1]
+
+        def make(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device="cpu")
+
+        self.block_tables = block_tables
+        self.num_computed_tokens, self.prefill_len = make(num_slots), make(num_slots)
+        self.all_token_ids = make(num_slots, max_model_len)
+        self.last_sampled_tokens = make(num_slots, dtype=torch.int64)
+        self.draft_tokens = make(num_slots, num_speculative_tokens, dtype=torch.int64)
+        self.next_prefill_tokens = make(1, num_slots)
+        self.idx_mapping, self.seq_lens = make(num_slots), make(num_slots)
+        self.query_start_loc, self.cu_num_logits = make(num_slots + 1), make(num_slots + 1)
+        self.positions = make(num_tokens, dtype=torch.int64)
+        self.input_ids = make(num_tokens)
+
+
+def prepare_step(
+    buffers: StepBuffers,
+    idx_mapping: np.ndarray[Any, Any],
+    query_start_loc: np.ndarray[Any, Any],
+    cu_num_logits: np.ndarray[Any, Any],
+    num_reqs_padded: int,
+    num_tokens_padded: int,
+) -> SimpleNamespace:
+    """Call the functions one by one."""
+    given = (idx_mapping, query_start_loc, cu_num_logits)
+    vectors = (buffers.idx_mapping, buffers.query_start_loc, buffers.cu_num_logits)
+    for vector, values, padding in zip(vectors, given, (-1, None, None), strict=True):
+        array, length = vector.numpy(), len(values)
+        array[:length] = values
+        array[length:] = values[-1] if padding is None else padding
+    rows, starts, logits = map(torch.from_numpy, given)
+    tables, ids, lens = buffers.block_tables, buffers.input_ids, buffers.seq_lens
+    computed, known = buffers.num_computed_tokens, buffers.prefill_len
+    tables.apply_staged_writes()
+    gathered = tables.gather_block_tables(rows, num_reqs_padded)
+    prepare_pos_seq_lens(rows, starts, computed, buffers.positions, lens)
+    prepare_prefill_inputs(
+        ids, buffers.next_prefill_tokens, rows, starts, buffers.all_token_ids, known, computed
+    )
+    indices = combine_sampled_and_draft_tokens(
+        *(ids, rows, buffers.last_sampled_tokens, starts, lens, known, buffers.draft_tokens),
+        *(logits, int(cu_num_logits[-1])),
+    )
+    slots = tables.compute_slot_mappings(rows, starts, buffers.positions, num_tokens_padded)
+    return SimpleNamespace(
+        block_tables=gathered,
+        slot_mappings=slots,
+        seq_lens=lens[:num_reqs_padded],
+        positions=buffers.positions[:num_tokens_padded],
+        input_ids=ids[:num_tokens_padded],
+        logits_indices=indices,
+    )
+
+
 def split_decodes_and_prefills(
     common_attn_metadata: Any, decode_threshold: int = 1, require_uniform: bool = False
 ) -> tuple[int, int, int, int]:
@@ -217,12 +439,19 @@ def split_decodes_prefills_and_extends(
 
 
 def reorder_batch_to_split_decodes_and_prefills(
-    input_batch: Any, scheduler_output: Any, decode_threshold: int = 1, *, regions: int = 3
+    input_batch: Any,
+    scheduler_output: Any,
+    decode_threshold: int = 1,
+    *,
+    regions: int = 3,
+    num_scheduled_tokens: np.ndarray[Any, Any] | None = None,
 ) -> bool:
     req_ids = input_batch.req_ids
     num_reqs = len(req_ids)
-    scheduled = scheduler_output.num_scheduled_tokens
-    num_tokens = np.fromiter(map(scheduled.__getitem__, req_ids), np.int64, num_reqs)
+    num_tokens = num_scheduled_tokens
+    if num_tokens is None:
+        scheduled = scheduler_output.num_scheduled_tokens
+        num_tokens = np.fromiter(map(scheduled.__getitem__, req_ids), np.int64, num_reqs)
     computed = input_batch.num_computed_tokens_cpu[:num_reqs]
     if regions == 3:
         region = np.where(num_tokens <= decode_threshold, 0, np.where(computed > 0, 1, 2))
@@ -405,6 +634,21 @@ def get_dcp_local_seq_lens(
     rest = seq_lens - rounds * in_round
     rest = rest - dcp_rank * cp_kv_cache_interleave_size
     return rounds * cp_kv_cache_interleave_size + rest.clamp_(0, cp_kv_cache_interleave_size)
+
+
+def prepare_dcp_local_seq_lens(
+    dcp_local_seq_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_reqs: int,
+    dcp_size: int,
+    dcp_rank: int,
+    cp_interleave: int,
+) -> torch.Tensor:
+    dcp_local_seq_lens[:num_reqs] = get_dcp_local_seq_lens(
+        seq_lens[:num_reqs], dcp_size, dcp_rank, cp_interleave
+    )
+    dcp_local_seq_lens[num_reqs:].zero_()
+    return dcp_local_seq_lens
 
 
 def scatter_mm_placeholders(embeds: torch.Tensor, is_embed: torch.Tensor) -> torch.Tensor:

@@ -20,8 +20,9 @@ from tqdm import tqdm
 import fast
 from conformance.adapters.implementations import FAST, Implementation, load_implementation
 from conformance.name_lists import near
-from kvtwin.bench.jobs import JOBS, KINDS, SIZES, Job, Side, make_batch
-from kvtwin.bench.measure import Row, WrongAnswerError, measure
+from kvtwin.bench.jobs import KINDS, SIZES, Job, Side, make_batch
+from kvtwin.bench.measure import Row, WrongAnswerError, best_us, measure
+from kvtwin.bench.steps import JOBS, STEP
 from kvtwin.machine import cpu_model
 from kvtwin.parser import Parser, new_file, redirect_stdout_for_json, write_json
 
@@ -29,7 +30,10 @@ SCHEMA: Final = 2
 """The version of the JSON."""
 
 ENGINE: Final = "vllm"
-"""The baseline that is an engine: it is timed on mixed batches only."""
+"""The baseline that is an engine."""
+
+OF_ENGINE: Final = ("decode", "mixed")
+"""The kinds of batches on which it is timed; functions but those of a step on mixed ones only."""
 
 MAX_GROWN: Final = 1.5
 """The factor by which a ratio to the baseline may grow from one run to another."""
@@ -45,6 +49,7 @@ class Record:
     baseline: str
     device: str
     rows: list[Row]
+    torch_add_us: float | None = None  # the time of a `torch.add` of 256 elements
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,13 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("argument --device: there is no CUDA device")
     targets = [Side("fast", FAST, options.device)]
     targets += [] if is_on_gpu else [Side("baseline", baseline)]
-    kinds = ("mixed",) if options.baseline == ENGINE else KINDS
+    kinds = OF_ENGINE if options.baseline == ENGINE else KINDS
     batches = [make_batch(kind, size) for kind in kinds for size in SIZES]
     fast.warmup()
     rows = []
     try:
         for job in tqdm(jobs, unit="function", disable=None, file=sys.stderr):
-            rows += [row for batch in batches if (row := measure(job, batch, targets))]
+            is_for_all = options.baseline != ENGINE or job.num_groups is not None
+            of_job = [batch for batch in batches if is_for_all or batch.kind == "mixed"]
+            rows += [row for batch in of_job if (row := measure(job, batch, targets))]
     except WrongAnswerError as error:
         print(f"WRONG: {error}")
         return 1
@@ -83,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         baseline=baseline.module.__name__,
         device=options.device,
         rows=rows,
+        torch_add_us=None if is_on_gpu else _torch_add_us(),
     )
     if options.json is not None:
         write_json({"schema": SCHEMA, **dataclasses.asdict(record)}, options.json)
@@ -117,9 +125,13 @@ def show(record: Record) -> None:
     for name in (*(f"{size:,}" for size in SIZES), "mean ratio, all batches", "worst"):
         table.add_column(name, justify="right")
     for function, rows in by_function(record.rows).items():
-        mixed = {row.num_reqs: row for row in rows if row.kind == "mixed"}
-        cells = [_cell(mixed[size]) if size in mixed else "-" for size in SIZES]
-        table.add_row(function, *cells, *summary(rows))
+        kinds = ("mixed", "decode") if is_of_step(function) else ("mixed",)
+        for kind in kinds:
+            of_kind = {row.num_reqs: row for row in rows if row.kind == kind}
+            cells = [_cell(of_kind[size]) if size in of_kind else "-" for size in SIZES]
+            is_first = kind == kinds[0]
+            name = function if is_first else "  the same, all decode"
+            table.add_row(name, *cells, *(summary(rows) if is_first else ()))
     mean, worst = summary(record.rows)
     table.add_section()
     table.add_row("all", *["" for _ in SIZES], mean, worst)
@@ -128,6 +140,17 @@ def show(record: Record) -> None:
     machine = "; ".join(f"{name} {value}" for name, value in record.machine.items())
     print(f"{record.command}, {record.date}\n{machine}; one thread; baseline: {record.baseline}")
     console.print(table)
+    if record.torch_add_us is not None:
+        print(f"torch.add of 256 elements: {record.torch_add_us:.2f} µs")
+        for row in record.rows:
+            if is_of_step(row.function) and (row.kind, row.num_reqs) == ("decode", 256):
+                ratio = row.fast_us / record.torch_add_us
+                print(f"{row.function}, 256 decodes: {ratio:.0f} times that")
+
+
+def is_of_step(function: str) -> bool:
+    """Return whether a function of a table is a whole step, or its inputs."""
+    return function.startswith((STEP, "prepare_step"))
 
 
 def by_function(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -202,6 +225,11 @@ def draw(record: Record, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _torch_add_us() -> float:
+    values = torch.zeros(256)
+    return best_us(lambda: torch.add(values, values))
 
 
 def _pick(functions: str | None) -> list[Job]:

@@ -27,6 +27,8 @@ SIZES: Final = (8, 256, 1024)
 MAX_CONTEXT: Final = 8000
 BLOCK_SIZE: Final = 16
 NUM_COLUMNS: Final = MAX_CONTEXT // BLOCK_SIZE
+MAX_MODEL_LEN: Final = 8192  # each request has room for blocks that are appended
+MAX_APPENDED: Final = 12  # blocks that each has room for
 NUM_GROUPS: Final = 4  # KV cache groups, each with blocks of `BLOCK_SIZE`
 NUM_DRAFTS: Final = 3  # draft tokens of a speculative decode
 TOKEN_BUDGET: Final = 8192  # the tokens of a step that prefills share
@@ -113,6 +115,8 @@ class Prepared(NamedTuple):
 
     call: Call
     observe: Call  # makes the call; may be called once, before the call is timed
+    reset: Call | None = None  # undoes what calls have changed
+    most_calls: int | None = None  # before the next reset
 
 
 @dataclass(frozen=True)
@@ -137,10 +141,13 @@ class Job:
     function: str
     prepare: Callable[[Batch, Side], Prepared]
     variant: str = ""  # the suffix of the function's name in tables
+    num_groups: int | None = None  # KV cache groups, if it is timed for several numbers
+    needs: str = ""  # the name that an implementation must have, if it is another one
 
     @property
     def name(self) -> str:
-        return self.function + self.variant
+        groups = {None: "", 1: ", 1 group"}.get(self.num_groups, f", {self.num_groups} groups")
+        return self.function + self.variant + groups
 
 
 def prepare(target: Side, function: str, *args: Any, **kwargs: Any) -> Prepared:
@@ -210,38 +217,85 @@ def _metadata(batch: Batch, **changes: Any) -> reference.CommonAttentionMetadata
     return reference.CommonAttentionMetadata(**fields, **changes)
 
 
-def _tables(batch: Batch, target: Side) -> Any:
-    """Return block tables of `NUM_GROUPS` groups that hold a batch, row by row."""
+def on_side(value: Any, target: Side, *, copy: bool = True) -> Any:
+    """Return an array as a target's, by default a copy; other values as they are."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if not isinstance(value, np.ndarray):
+        return value
+    value = value.copy() if copy else value
+    return value if target.device is None else torch.from_numpy(value).to(target.device)
+
+
+def make_tables(batch: Batch, target: Side, num_groups: int) -> Any:
+    """Return block tables that hold a batch, by request slots: row `r` has slot `arrival[r]`."""
     sizes = (MAX_NUM_REQS, max(batch.num_tokens, TOKEN_BUDGET))
-    widths = [-(-MAX_CONTEXT // BLOCK_SIZE)] * NUM_GROUPS
-    made = ([BLOCK_SIZE] * NUM_GROUPS, *sizes, widths, target.device or "cpu")
+    widths = [MAX_MODEL_LEN // BLOCK_SIZE] * num_groups
+    made = ([BLOCK_SIZE] * num_groups, *sizes, widths, target.device or "cpu")
     tables = target.find("BlockTables")(*made)
-    ids = np.split(batch.block_ids, np.cumsum(batch.num_blocks)[:-1])
-    for row, of_row in enumerate(ids[: batch.num_reqs]):
-        new = [of_row.tolist()] * NUM_GROUPS
-        target.find("BlockTables.append_block_ids")(tables, row, new, overwrite=True)
-    target.find("BlockTables.apply_staged_writes")(tables)
+    fill_tables(batch, tables, num_groups)
     return tables
 
 
-def _append(batch: Batch, target: Side) -> Prepared:
-    """Append a step's new blocks; rows are overwritten, so that each call does the same."""
-    tables = _tables(batch, target)
-    counts = batch.num_blocks - -(-batch.num_computed_tokens.astype(np.int64) // BLOCK_SIZE)
-    new = [
-        (int(row), [list(range(1, int(counts[row]) + 1))] * NUM_GROUPS, True)
-        for row in np.flatnonzero(counts)
-    ]
-    append = target.find("BlockTables.append_block_ids")
-    apply = target.find("BlockTables.apply_staged_writes")
+def fill_tables(batch: Batch, tables: Any, num_groups: int) -> None:
+    """Write the blocks of a batch in place of what tables hold."""
+    ids = np.split(batch.block_ids, np.cumsum(batch.num_blocks)[:-1])
+    for slot, of_row in zip(batch.arrival.tolist(), ids, strict=True):
+        tables.append_block_ids(slot, [of_row.tolist()] * num_groups, overwrite=True)
+    tables.apply_staged_writes()
 
-    def call() -> Any:
-        for write in new:
-            append(tables, *write)
-        apply(tables)
 
-    gather = _gather_rows(tables, target, np.arange(batch.num_reqs))
-    return Prepared(call, lambda: (call(), gather.observe()))
+class Appends:
+    """Append a block to one sixteenth of the requests, each time to others.
+
+    Args:
+        append: Appends to the row of a request.
+        of_rows: Its arguments for each row of a batch.
+        fill: Undoes all appends.
+    """
+
+    def __init__(self, append: Callable[..., Any], of_rows: list[Any], fill: Call) -> None:
+        self._append, self._fill, self._number = append, fill, 0
+        size = -(-len(of_rows) // 16)
+        self._turns = [of_rows[k : k + size] for k in range(0, len(of_rows), size)]
+        self.most = MAX_APPENDED // 2 * len(self._turns)
+        """So many calls have room after `reset`."""
+
+    def __call__(self) -> None:
+        turn, append = self._turns[self._number % len(self._turns)], self._append
+        self._number += 1
+        for arguments in turn:
+            append(*arguments)
+
+    def reset(self) -> None:
+        """Undo all appends, unless there is room for as many again."""
+        if self._number > self.most:
+            self._fill()
+            self._number = 0
+
+
+def new_blocks(batch: Batch, num_groups: int) -> list[list[list[int]]]:
+    """Return a block for each row in each group."""
+    return [[[1 + row + group] for group in range(num_groups)] for row in range(batch.num_reqs)]
+
+
+def make_appends(batch: Batch, tables: Any, num_groups: int) -> Appends:
+    slots, ids = batch.arrival.tolist(), new_blocks(batch, num_groups)
+    of_rows = [(slot, new, False) for slot, new in zip(slots, ids, strict=True)]
+    fill = partial(fill_tables, batch, tables, num_groups)
+    return Appends(tables.append_block_ids, of_rows, fill)
+
+
+def _append(batch: Batch, target: Side, num_groups: int) -> Prepared:
+    tables = make_tables(batch, target, num_groups)
+    append, apply = make_appends(batch, tables, num_groups), tables.apply_staged_writes
+
+    def call() -> None:
+        append()
+        apply()
+
+    gather = _gather_rows(tables, target, batch.arrival)
+    return Prepared(call, lambda: (call(), gather.observe()), append.reset, append.most)
 
 
 def _gather_rows(tables: Any, target: Side, order: Array) -> Prepared:
@@ -249,9 +303,14 @@ def _gather_rows(tables: Any, target: Side, order: Array) -> Prepared:
     return prepare(target, "BlockTables.gather_block_tables", tables, rows, len(rows))
 
 
-def _gather(batch: Batch, target: Side) -> Prepared:
+def _gather(batch: Batch, target: Side, num_groups: int) -> Prepared:
+    """Gather the same rows as in the step before."""
+    return _gather_rows(make_tables(batch, target, num_groups), target, batch.arrival)
+
+
+def _gather_others(batch: Batch, target: Side, num_groups: int) -> Prepared:
     """Gather alternately in one order and its reverse, so that most of several rows change."""
-    tables = _tables(batch, target)
+    tables = make_tables(batch, target, num_groups)
     both = [_gather_rows(tables, target, order) for order in (batch.arrival, batch.arrival[::-1])]
     turns = cycle([prepared.call for prepared in both])
 
@@ -262,9 +321,9 @@ def _gather(batch: Batch, target: Side) -> Prepared:
     return Prepared(gather, lambda: [deepcopy(each.observe()) for each in both])
 
 
-def _slots_of_all(batch: Batch, target: Side) -> Prepared:
-    rows = np.arange(batch.num_reqs, dtype=np.int32)
-    given = (_tables(batch, target), rows, batch.starts, batch.positions, len(batch.positions))
+def _slots_of_all(batch: Batch, target: Side, num_groups: int) -> Prepared:
+    rows, tables = batch.arrival.astype(np.int32), make_tables(batch, target, num_groups)
+    given = (tables, rows, batch.starts, batch.positions, len(batch.positions))
     return prepare(target, "BlockTables.compute_slot_mappings", *given)
 
 
@@ -291,8 +350,12 @@ class _InputBatch:
                 counts[[i, j]] = counts[[j, i]]
 
 
-def _reorder(batch: Batch, target: Side, **options: int) -> Prepared:
+def _reorder(
+    batch: Batch, target: Side, *, has_counts: bool = False, **options: Any
+) -> Prepared:
     scheduled = {f"request-{i}": n for i, n in enumerate(batch.query_lens.tolist())}
+    if has_counts:
+        options["num_scheduled_tokens"] = batch.query_lens[batch.arrival]
     given = (SimpleNamespace(num_scheduled_tokens=scheduled), batch.decode_threshold)
     swapped = _InputBatch(batch, does_swap=True)
     once, call = (
@@ -302,7 +365,7 @@ def _reorder(batch: Batch, target: Side, **options: int) -> Prepared:
     return Prepared(call, lambda: (once(), list(swapped.req_ids)))
 
 
-class _Builder:
+class Builder:
     """A builder that takes no time: it returns its input."""
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any) -> Any:
@@ -320,7 +383,7 @@ def _build(batch: Batch, target: Side, *, has_bounds: bool = False) -> Prepared:
     return prepare(
         target,
         "build_attn_metadata",
-        attn_metadata_builders=[_Builder() for _ in groups],
+        attn_metadata_builders=[Builder() for _ in groups],
         num_reqs=batch.num_reqs,
         num_tokens=batch.num_tokens,
         query_start_loc=buffer(batch.starts),
@@ -362,10 +425,17 @@ def _last_tokens(batch: Batch) -> Array:
 _REORDER: Final = "reorder_batch_to_split_decodes_and_prefills"
 _LOCAL: Final = "make_local_attention_virtual_batches"
 
-JOBS: Final = (
-    Job("BlockTables.append_block_ids", _append),
-    Job("BlockTables.gather_block_tables", _gather),
-    Job("BlockTables.compute_slot_mappings", _slots_of_all),
+OF_FUNCTIONS: Final = (
+    *(
+        Job(f"BlockTables.{method}", partial(prepare, num_groups=number), variant, number)
+        for method, prepare, variant in (
+            ("append_block_ids", _append, ""),
+            ("gather_block_tables", _gather, ""),
+            ("gather_block_tables", _gather_others, ", other rows"),
+            ("compute_slot_mappings", _slots_of_all, ""),
+        )
+        for number in (1, 4)
+    ),
     _job("compute_slot_mapping", lambda b: [b.block_table, b.starts, b.positions, BLOCK_SIZE]),
     Job("build_attn_metadata", _build),
     Job("build_attn_metadata", partial(_build, has_bounds=True), " (bounds given)"),
@@ -385,6 +455,7 @@ JOBS: Final = (
         },
     ),
     Job(_REORDER, _reorder),
+    Job(_REORDER, partial(_reorder, has_counts=True), " (counts given)"),
     Job(_REORDER, partial(_reorder, regions=4), ", 4 regions"),
     _job(
         "create_ubatch_slices",
@@ -419,4 +490,4 @@ JOBS: Final = (
         hints=lambda b: {"num_embeds": int(b.is_embed.sum())},
     ),
 )
-"""Every hot function, in the order of the tables."""
+"""The jobs of every hot function but those of a step, in the order of the tables."""

@@ -1,9 +1,12 @@
-"""Measure the host cost of a kernel launch, with and without numba's dispatcher.
+"""Measure the host cost of a kernel launch, and of a step: its launches, copies and waits.
 
     python -m kvtwin.bench.launches
 
-The kernel takes four tensors and an int, and does nothing. On a machine without a GPU the driver
-does nothing either (`no_driver.c`), so the time excludes what a real driver takes.
+A kernel that takes four tensors and an int, and does nothing, is launched with and without numba's
+dispatcher. The step decodes for 256 requests, by `prepare_step` and by its functions one by one;
+the blocks that are staged for every sixteenth request are appended before. On a machine without a
+GPU the driver does nothing either (`no_driver.c`), and an upload is a copy in memory: so times
+exclude what a real driver takes, and launches, copies and waits are counted.
 """
 
 from __future__ import annotations
@@ -17,20 +20,30 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import fast.block_table
 import fast.launch
+import fast.step
+import fast.step_inputs
+from conformance.adapters.implementations import FAST
 from fast import direct_launch, numba_cuda
 from fast.kernels.cuda import Kernel, cuda
 from fast.launch import LAUNCHERS, launch_blocks
-from kvtwin.bench.measure import host_cost_us, time_in_turn
+from fast.pinned import Ring
+from kvtwin.bench.jobs import Prepared, Side, make_batch
+from kvtwin.bench.measure import best_us, host_cost_us
+from kvtwin.bench.steps import Step
 
 SIGNATURE: Final = "void(int32[:, ::1], int64[::1], int32[::1], int64[::1], int64)"
 MAX_WORDS: Final = 64
+NUM_REQS, NUM_STEPS = 256, 1000  # of the steps that are timed
 STREAM: Final = 0x6000
 """The handle that stands for torch's current stream."""
 
@@ -73,6 +86,11 @@ class NoDriver:
             self._global(ctypes.c_int64, "launched_stream").value,
             tuple(self._global(ctypes.c_int64 * MAX_WORDS, "words"))[:num_words],
         )
+
+    @property
+    def num_launches(self) -> int:
+        """How many kernels were launched."""
+        return self._global(ctypes.c_long, "num_launches").value  # type: ignore[no-any-return]
 
     def _global(self, kind: Any, name: str) -> Any:
         return kind.in_dll(self._library, name)
@@ -117,16 +135,99 @@ def make_launch(device: str) -> Callable[[], None]:
     return lambda: launch_blocks(kernel, 8, 2, table, positions, requests, slots, 16)
 
 
+class _HostStream:
+    """The stream of a ring of buffers whose copies end at once."""
+
+    def pin(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+
+    def copy(self, pinned: torch.Tensor) -> torch.Tensor:
+        return pinned.to("cpu", copy=True)
+
+    def mark(self, _event: Any) -> Any:
+        return self
+
+    def query(self) -> bool:
+        return True
+
+
+def fake_device_path() -> None:
+    """Make `fast` launch kernels for all tensors, and upload to the host, from now on."""
+    ring = Ring(_HostStream())
+    for module in (fast.block_table, fast.step, fast.step_inputs):
+        if hasattr(module, "uses_kernels"):
+            module.uses_kernels = lambda _: True
+        if hasattr(module, "upload"):
+            module.upload = lambda array, _, pin_memory: ring.send(array)  # noqa: ARG005
+
+
+class Counts(TorchDispatchMode):
+    """Counts torch's operations in its block that take part on a GPU: kernels, copies, waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels = self.copies = self.waits = 0
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        self.copies += name in {"copy_", "_to_copy"}
+        self.waits += name in {"_local_scalar_dense", "nonzero"}
+        is_free = func.is_view or name.startswith(("copy_", "_", "nonzero", "empty", "new_empty"))
+        self.kernels += not is_free
+        return func(*args, **(kwargs or {}))
+
+
+def make_steps(device: str, num_groups: int) -> dict[str, Prepared]:
+    """Return how the inputs of a step are prepared, in two ways; `reset` stages blocks before."""
+    step = Step(make_batch("decode", NUM_REQS), Side("fast", FAST, device), num_groups)
+
+    def reset() -> None:
+        step.appends.reset()
+        step.appends()
+
+    ways = {"by prepare_step": step.prepare, "one by one": step.prepare_parts}
+    return {name: Prepared(call, call, reset) for name, call in ways.items()}
+
+
+def describe_steps(num_groups: int, driver: NoDriver | None) -> Iterator[str]:
+    """Yield a line for each way to prepare a step."""
+    ways = make_steps("cuda" if driver is None else "cpu", num_groups)
+    for name, (call, _, reset, _) in ways.items():
+        times = []
+        for _ in range(NUM_STEPS):
+            reset()
+            begin = time.perf_counter()
+            call()
+            times.append((time.perf_counter() - begin) * 1e6)
+        counted = ""
+        if driver is not None:
+            reset()
+            before = driver.num_launches
+            with Counts() as counts:
+                call()
+            launches = driver.num_launches - before + counts.kernels
+            counted = f"{launches} launches, {counts.copies} copies, {counts.waits} waits, "
+        groups = "1 group" if num_groups == 1 else f"{num_groups} groups"
+        yield f"a step, {groups}, {name}: {counted}{min(times):.0f} us"
+
+
 def main() -> int:
-    """Measure, and print a line for each launcher."""
+    """Measure, and print a line for each launcher, and for each way to prepare a step."""
     torch.set_num_threads(1)
     is_on_gpu = torch.cuda.is_available()
-    if not is_on_gpu:
-        NoDriver()
+    driver = None if is_on_gpu else NoDriver()
     launch = make_launch("cuda" if is_on_gpu else "cpu")
     left_out = "" if is_on_gpu else ", a driver's part left out"
     for name in LAUNCHERS:
         launch_by(name)
-        cost_us = host_cost_us(launch) if is_on_gpu else min(time_in_turn([launch])[0])
+        cost_us = host_cost_us(launch) if is_on_gpu else best_us(launch)
         print(f"host cost of a launch, {name}: {cost_us:.1f} us{left_out}")
+    launch_by("direct")
+    if not is_on_gpu:
+        fake_device_path()
+    for num_groups in (1, 4):
+        for line in describe_steps(num_groups, driver):
+            print(line + left_out)
     return 0

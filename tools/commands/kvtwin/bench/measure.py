@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from torch.utils.benchmark import Timer
 
 from conformance.adapters.base import Unsupported
 from conformance.harness.compare import Comparison
-from kvtwin.bench.jobs import REFERENCE, Batch, Job, Side
+from kvtwin.bench.jobs import REFERENCE, Batch, Call, Job, Prepared, Side
 
 NUM_BLOCKS: Final = 15
 BLOCK_SECONDS: Final = 2e-3
@@ -57,10 +57,12 @@ def measure(
     expected = job.prepare(batch, REFERENCE).observe()
     calls = []
     for target in targets:
-        if not target.implementation.offers(job.function):
+        # An adapter may do a job of a step in its own way.
+        own = getattr(target.implementation.adapter, "jobs", {}).get(job.function)
+        if own is None and not target.implementation.offers(job.needs or job.function):
             return None
         try:
-            prepared = job.prepare(batch, target)
+            prepared = (own or job.prepare)(batch, *([target] if own is None else [job]))
         except Unsupported:
             return None
         device = torch.device(target.device or "cpu").type
@@ -70,10 +72,14 @@ def measure(
             raise WrongAnswerError(
                 f"{where}: {difference.where} = {difference.got}, not {difference.expected}"
             )
-        calls.append(prepared.call)
+        calls.append(prepared)
     about = (job.name, batch.kind, batch.num_reqs)
     if targets[0].device == "cuda":
-        return Row(*about, host_cost_us(calls[0]), device_us=device_seconds(calls[0]) * 1e6)
+        call, _, reset, _ = calls[0]
+        cost_us = host_cost_us(call, reset=reset)
+        if reset is not None:
+            reset()
+        return Row(*about, cost_us, device_us=device_seconds(call) * 1e6)
     blocks = time_in_turn(calls, num_blocks)
     ours, theirs = map(min, blocks)
     is_steady = all(statistics.median(of_call) < MAX_SLOWED * min(of_call) for of_call in blocks)
@@ -81,17 +87,21 @@ def measure(
 
 
 def time_in_turn(
-    calls: Sequence[Callable[[], Any]], num_blocks: int = NUM_BLOCKS
+    calls: Sequence[Prepared], num_blocks: int = NUM_BLOCKS
 ) -> list[list[float]]:
     """Time calls, a block of each in turn; return the microseconds of a call in each block.
 
     The best block is the time of a call: in the others, the machine did something else too.
     """
-    timers = [Timer("call()", globals={"call": call}) for call in calls]
+    timers = [
+        Timer("call()", "reset()", globals={"call": each.call, "reset": each.reset or int})
+        for each in calls
+    ]
     numbers = []
-    for timer in timers:
+    for timer, each in zip(timers, calls, strict=True):
         seconds = min(timer.timeit(1).mean for _ in range(3))
-        numbers.append(max(1, int(BLOCK_SECONDS / seconds)))
+        number = max(1, int(BLOCK_SECONDS / seconds))
+        numbers.append(min(number, each.most_calls or number))
     blocks = [
         [timer.timeit(number).mean * 1e6 for timer, number in zip(timers, numbers, strict=True)]
         for _ in range(num_blocks)
@@ -99,11 +109,20 @@ def time_in_turn(
     return [list(of_call) for of_call in zip(*blocks, strict=True)]
 
 
-def host_cost_us(call: Callable[[], Any], num_blocks: int = 20, num_calls: int = 50) -> float:
+def best_us(call: Call) -> float:
+    """Return the microseconds of a call in the best block of calls."""
+    return min(time_in_turn([Prepared(call, call)])[0])
+
+
+def host_cost_us(
+    call: Call, num_blocks: int = 20, num_calls: int = 40, reset: Call | None = None
+) -> float:
     """Return the host time of a warm call on a GPU, in microseconds: the median over blocks."""
     call()
     blocks = []
     for _ in range(num_blocks):
+        if reset is not None:
+            reset()
         torch.cuda.synchronize()
         begin = time.perf_counter()
         for _ in range(num_calls):
@@ -113,7 +132,7 @@ def host_cost_us(call: Callable[[], Any], num_blocks: int = 20, num_calls: int =
     return statistics.median(blocks)
 
 
-def device_seconds(call: Callable[[], Any], num_calls: int = 20) -> float:
+def device_seconds(call: Call, num_calls: int = 20) -> float:
     """Return the device time of a warm call; the device never waits for the host between calls."""
     call()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
