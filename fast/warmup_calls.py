@@ -149,7 +149,7 @@ def _rehearse_inputs(starts: torch.Tensor, pos: torch.Tensor) -> None:
     lens, ids, tokens = starts.new_empty(3), starts.new_empty(8), starts.new_ones((3, 8))
     prepare_pos_seq_lens(rows, starts, computed, pos, lens)
     prefill_len = starts.new_tensor([4, 3, 4])
-    prepare_prefill_inputs(ids, tokens[:1, :3], rows, starts, tokens, prefill_len, computed)
+    prepare_prefill_inputs(ids, tokens[:1, :3].clone(), rows, starts, tokens, prefill_len, computed)
     drafts, logits = pos.new_ones((3, 2)), starts.new_tensor([0, 1, 4, 5])
     sampled = (rows, pos[:3], starts, lens, prefill_len, drafts)
     combine_sampled_and_draft_tokens(ids, *sampled, logits, 5)
