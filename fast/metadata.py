@@ -142,12 +142,14 @@ def build_attn_metadata(
         query_start_loc,
         seq_lens,
         num_computed_tokens_cpu,
-        dcp_local_seq_lens=dcp_local_seq_lens,
-        is_prefilling=is_prefilling,
-        positions=positions,
-        seq_lens_cpu_upper_bound=seq_lens_cpu_upper_bound,
-        dcp_local_seq_lens_cpu_upper_bound=dcp_local_seq_lens_cpu_upper_bound,
-        req_idx=req_idx,
+        {
+            "dcp_local_seq_lens": dcp_local_seq_lens,
+            "is_prefilling": is_prefilling,
+            "positions": positions,
+            "seq_lens_cpu_upper_bound": seq_lens_cpu_upper_bound,
+            "dcp_local_seq_lens_cpu_upper_bound": dcp_local_seq_lens_cpu_upper_bound,
+            "req_idx": req_idx,
+        },
     )
     tables = _pair_tables(views, block_tables, slot_mappings, len(groups))
     batches = _make_batches(views, tables, max_query_len, max_seq_len, max_logits_per_req)
@@ -189,10 +191,8 @@ class AttnMetadataPlan:
         self._groups = _check_groups(attn_metadata_builders, kv_cache_config)
         _check_layer_names(self._groups)
         self._builders, self._config = attn_metadata_builders, kv_cache_config
-        self._buffers: dict[str, Any] = {
-            "query_start_loc": query_start_loc,
-            "seq_lens": seq_lens,
-            "num_computed_tokens_cpu": num_computed_tokens_cpu,
+        self._buffers = query_start_loc, seq_lens, num_computed_tokens_cpu
+        self._optional: dict[str, Any] = {
             "dcp_local_seq_lens": dcp_local_seq_lens,
             "is_prefilling": is_prefilling,
             "positions": positions,
@@ -200,7 +200,7 @@ class AttnMetadataPlan:
             "dcp_local_seq_lens_cpu_upper_bound": dcp_local_seq_lens_cpu_upper_bound,
             "req_idx": req_idx,
         }
-        _cut_buffers(0, 0, **self._buffers)
+        _cut_buffers(0, 0, *self._buffers, self._optional)
         self._steps: dict[tuple[int, int], _Step] = {}
 
     def build(
@@ -223,13 +223,14 @@ class AttnMetadataPlan:
                 self._builders,
                 num_reqs,
                 num_tokens,
-                block_tables=block_tables,
-                slot_mappings=slot_mappings,
-                kv_cache_config=self._config,
-                max_query_len=max_query_len,
-                max_seq_len=max_seq_len,
+                *self._buffers,
+                block_tables,
+                slot_mappings,
+                self._config,
+                max_query_len,
+                max_seq_len,
                 max_logits_per_req=max_logits_per_req,
-                **self._buffers,
+                **self._optional,
             )
         num_reqs, num_tokens, max_query_len, max_seq_len = _check_numbers(
             num_reqs, num_tokens, max_query_len, max_seq_len
@@ -240,7 +241,11 @@ class AttnMetadataPlan:
             or step.block_tables is not block_tables
             or step.slot_mappings is not slot_mappings
         ):
-            views = step.views if step else _cut_buffers(num_reqs, num_tokens, **self._buffers)
+            views = (
+                step.views
+                if step
+                else _cut_buffers(num_reqs, num_tokens, *self._buffers, self._optional)
+            )
             tables = _pair_tables(views, block_tables, slot_mappings, len(self._groups))
             step = _Step(views, block_tables, slot_mappings, tables)
             self._keep(step)
@@ -320,7 +325,7 @@ def _cut_buffers(
     query_start_loc: Any,
     seq_lens: Any,
     num_computed_tokens_cpu: torch.Tensor,
-    **optional: Any,
+    optional: dict[str, Any],
 ) -> _Views:
     """Return views of the first requests and tokens of buffers."""
     starts_cpu = _first_of("query_start_loc.cpu", query_start_loc.cpu, num_reqs + 1, CPU)
@@ -331,14 +336,14 @@ def _cut_buffers(
     lens = _first_of("seq_lens.gpu", seq_lens.gpu, num_reqs, starts.device)
     computed = _first_of("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs, CPU)
     shared = starts, starts_cpu, lens, lens_cpu, computed, num_reqs, num_tokens
-    return _Views(shared, _cut_optional(num_reqs, num_tokens, starts.device, **optional))
+    return _Views(shared, _cut_optional(num_reqs, num_tokens, starts.device, optional))
 
 
 def _pair_tables(
     views: _Views, block_tables: Any, slot_mappings: Any, num_groups: int
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the block table and the slots of each KV cache group, which suffice for a step."""
-    starts, *_, num_reqs, num_tokens = views.shared
+    starts, _, _, _, _, num_reqs, num_tokens = views.shared
     device = starts.device
     _check_each("block_tables", block_tables, INT32, 2, num_groups, num_reqs, device)
     slots = slot_mappings
@@ -407,7 +412,7 @@ def _find_maxima(views: _Views, max_seq_len: int | None) -> tuple[int, int]:
 
 
 def _cut_optional(
-    num_reqs: int, num_tokens: int, device: torch.device, **fields: Any
+    num_reqs: int, num_tokens: int, device: torch.device, fields: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the optional fields that are not None, those with an axis as views of their length."""
     given: dict[str, Any] = {}
@@ -419,7 +424,7 @@ def _cut_optional(
         given[name] = check_field(name, value)
         axis, role = FIELDS[name][:2]
         if axis is not None:
-            check_at_least(name, len(value), num_tokens if axis == "token" else num_reqs)
+            check_at_least(name, value.shape[0], num_tokens if axis == "token" else num_reqs)
         if role == "device":
             check_on(name, value, device)
     return cut_fields(given, 0, num_reqs, 0, num_tokens)

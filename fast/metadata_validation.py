@@ -238,7 +238,7 @@ def check_fields(metadata: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, field in FIELDS.items():
         value = getattr(metadata, name, None)
-        if hasattr(metadata, name) and not (value is None and field.is_optional):
+        if value is not None or (not field.is_optional and hasattr(metadata, name)):
             fields[name] = check_field(name, value)
     on_device = [name for name in fields if FIELDS[name].role == "device"]
     for name in on_device:
@@ -249,12 +249,13 @@ def check_fields(metadata: Any) -> dict[str, Any]:
 def check_lengths(fields: dict[str, Any]) -> None:
     """Raise ValueError if fields disagree on the number of requests, or on that of tokens."""
     num_reqs, num_tokens = fields.get("num_reqs"), fields.get("num_actual_tokens")
-    lengths = {name: len(fields[name]) for name in fields if FIELDS[name].axis is not None}
-    for axis, more in (("start", 1), ("request", 0)):
+    # `len` of a tensor takes 0.4 us more.
+    lengths = {name: fields[name].shape[0] for name in fields if FIELDS[name].axis is not None}
+    for axis, more, of in (("start", 1, "num_reqs + 1 = "), ("request", 0, "num_reqs = ")):
         for name, length in lengths.items():
             if FIELDS[name].axis == axis:
                 num_reqs = length - more if num_reqs is None else num_reqs
-                check_length(name, length, num_reqs + more, f"num_reqs{' + 1' * more} = ")
+                check_length(name, length, num_reqs + more, of)
     for name, length in lengths.items():
         if FIELDS[name].axis == "row" and num_reqs is not None:
             check_at_least(name, length, num_reqs, "num_reqs = ", "rows")
