@@ -91,6 +91,9 @@ class StepBuffers:
         self._packed = np.zeros(3 * num_slots + 2, np.int32)
         slots, starts, logits = np.split(self._packed, [num_slots, 2 * num_slots + 1])
         self._rows: Rows = (slots, starts, logits)
+        # What a kernel reads and writes; making the views in each step would take 7 us.
+        self._state = [flat(getattr(self, name)) for name in STATE]
+        self._written = [getattr(self, name) for name in WRITTEN]
         if block_tables._host is not None:
             buffers = {name: getattr(self, name) for name in (*STATE, *WRITTEN)}
             self._host = HostStep(block_tables._host, buffers)
@@ -138,12 +141,12 @@ class StepBuffers:
             *(*tables._rows, tables._gathered, tables._num_gathered, tables._slots),
             *(on_device, num_reqs, num_new_sampled),
             *(self.all_token_ids.shape[1], self.draft_tokens.shape[1]),
-            *(flat(getattr(self, name)) for name in STATE),
-            *(getattr(self, name) for name in WRITTEN),
+            *self._state,
+            *self._written,
         )
         tables._staged.forget(number)
         # Torch does not see a kernel's writes.
-        torch.autograd.graph.increment_version([getattr(self, name) for name in WRITTEN])
+        torch.autograd.graph.increment_version(self._written)
 
     def _notice_writes(self) -> None:
         self.block_tables._notice_table_writes()

@@ -92,8 +92,9 @@ def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.json"
     assert 0 == main(["--baseline", "vllm", "--json", str(path)])
     rows = read_record(path).rows
-    assert {("mixed", 8)} == {(row.kind, row.num_reqs) for row in rows}
-    assert len(rows) >= 11
+    assert {("mixed", 8), ("decode", 8)} == {(row.kind, row.num_reqs) for row in rows}
+    assert {"step, 1 group", "step, 4 groups"} <= {row.function for row in rows}
+    assert len(rows) >= 35
 
 
 @pytest.mark.parametrize(

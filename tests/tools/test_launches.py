@@ -70,5 +70,10 @@ def test_both_launchers_call_the_driver_alike() -> None:
 
 def test_costs_are_printed() -> None:
     printed = run("-m", "kvtwin.bench.launches")
-    line = r"host cost of a launch, %s: \d+\.\d us, a driver's part left out\n"
-    assert re.fullmatch(line % "direct" + line % "numba", printed)
+    line = r"host cost of a launch, %s: \d+\.\d us, a driver's part left out"
+    step = r"a step, %s, %s launches, %s copies, 0 waits, \d+ us, a driver's part left out"
+    expected = [line % "direct", line % "numba"]
+    for groups in ("1 group", "4 groups"):
+        expected += [step % (groups, "by prepare_step: 2", 1), step % (groups, "one by one: 6", 4)]
+    for pattern, text in zip(expected, printed.splitlines(), strict=True):
+        assert re.fullmatch(pattern, text)

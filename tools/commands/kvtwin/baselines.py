@@ -29,6 +29,7 @@ class BlockTables:
     ) -> None:
         del device
         self.block_sizes = block_sizes
+        self.max_num_reqs, self.max_num_batched_tokens = max_num_reqs, max_num_batched_tokens
         widths = max_num_blocks_per_group
         self._tables = [np.zeros((max_num_reqs, width), np.int32) for width in widths]
         self._num_blocks = [np.zeros(max_num_reqs, np.int64) for _ in widths]
@@ -334,7 +335,7 @@ class StepBuffers:
     def __init__(
         self, block_tables: BlockTables, max_model_len: int, num_speculative_tokens: int
     ) -> None:
-        num_slots, num_tokens = len(block_tables._views[0]), block_tables._slots.shape[1]
+        num_slots, num_tokens = block_tables.max_num_reqs, block_tables.max_num_batched_tokens
 
         def make(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device="cpu")

@@ -350,9 +350,7 @@ class _InputBatch:
                 counts[[i, j]] = counts[[j, i]]
 
 
-def _reorder(
-    batch: Batch, target: Side, *, has_counts: bool = False, **options: Any
-) -> Prepared:
+def _reorder(batch: Batch, target: Side, *, has_counts: bool = False, **options: Any) -> Prepared:
     scheduled = {f"request-{i}": n for i, n in enumerate(batch.query_lens.tolist())}
     if has_counts:
         options["num_scheduled_tokens"] = batch.query_lens[batch.arrival]

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.utils.benchmark import Timer
@@ -86,9 +86,7 @@ def measure(
     return Row(*about, ours, theirs, is_steady=is_steady)
 
 
-def time_in_turn(
-    calls: Sequence[Prepared], num_blocks: int = NUM_BLOCKS
-) -> list[list[float]]:
+def time_in_turn(calls: Sequence[Prepared], num_blocks: int = NUM_BLOCKS) -> list[list[float]]:
     """Time calls, a block of each in turn; return the microseconds of a call in each block.
 
     The best block is the time of a call: in the others, the machine did something else too.

@@ -197,9 +197,7 @@ class Step:
         self.starts = batch.starts.copy()
         self.tables = make_tables(batch, target, num_groups)
         self.appends = make_appends(batch, self.tables, num_groups)
-        self.buffers = buffers = target.find("StepBuffers")(
-            self.tables, MAX_MODEL_LEN, NUM_DRAFTS
-        )
+        self.buffers = buffers = target.find("StepBuffers")(self.tables, MAX_MODEL_LEN, NUM_DRAFTS)
         for name in (
             "prefill_len",
             "all_token_ids",
@@ -213,18 +211,16 @@ class Step:
         self.of_rows, self.seq_lens = np.zeros((2, batch.num_reqs), np.int32)
         self.is_on_host = target.device in (None, "cpu")
         host = Side(target.name, target.implementation, target.device and "cpu")
-        lens = on_side(self.seq_lens, host, copy=False)
+        lens = buffers.seq_lens if self.is_on_host else on_side(self.seq_lens, host, copy=False)
+        starts = on_side(self.starts, host, copy=False)
         names = [[f"layers.{i}.attn"] for i in range(num_groups)]
         self.plan = target.find("AttnMetadataPlan")(
             [Builder() for _ in names],
-            SimpleNamespace(
-                cpu=on_side(self.starts, host, copy=False), gpu=buffers.query_start_loc
-            ),
-            SimpleNamespace(cpu=buffers.seq_lens if self.is_on_host else lens, gpu=buffers.seq_lens),
+            SimpleNamespace(cpu=starts, gpu=buffers.query_start_loc),
+            SimpleNamespace(cpu=lens, gpu=buffers.seq_lens),
             on_side(self.of_rows, host, copy=False),
             SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=each) for each in names]),
         )
-        self._find = target.find
         self.prepare_step = target.find("prepare_step")
         self.prepare_parts = self._parts(target)
 
