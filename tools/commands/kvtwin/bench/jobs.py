@@ -261,7 +261,7 @@ class Appends:
         self.most = MAX_APPENDED // 2 * len(self._turns)
         """So many calls have room after `reset`."""
 
-    def __call__(self) -> None:
+    def __call__(self) -> Any:
         turn, append = self._turns[self._number % len(self._turns)], self._append
         self._number += 1
         for arguments in turn:
@@ -290,9 +290,9 @@ def _append(batch: Batch, target: Side, num_groups: int) -> Prepared:
     tables = make_tables(batch, target, num_groups)
     append, apply = make_appends(batch, tables, num_groups), tables.apply_staged_writes
 
-    def call() -> None:
+    def call() -> Any:
         append()
-        apply()
+        return apply()
 
     gather = _gather_rows(tables, target, batch.arrival)
     return Prepared(call, lambda: (call(), gather.observe()), append.reset, append.most)

@@ -37,7 +37,7 @@ from fast import direct_launch, numba_cuda
 from fast.kernels.cuda import Kernel, cuda
 from fast.launch import LAUNCHERS, launch_blocks
 from fast.pinned import Ring
-from kvtwin.bench.jobs import Prepared, Side, make_batch
+from kvtwin.bench.jobs import Call, Side, make_batch
 from kvtwin.bench.measure import best_us, host_cost_us
 from kvtwin.bench.steps import Step
 
@@ -154,18 +154,19 @@ class _HostStream:
 def fake_device_path() -> None:
     """Make `fast` launch kernels for all tensors, and upload to the host, from now on."""
     ring = Ring(_HostStream())
-    for module in (fast.block_table, fast.step, fast.step_inputs):
+    modules: tuple[Any, ...] = (fast.block_table, fast.step, fast.step_inputs)
+    for module in modules:
         if hasattr(module, "uses_kernels"):
             module.uses_kernels = lambda _: True
         if hasattr(module, "upload"):
             module.upload = lambda array, _, pin_memory: ring.send(array)  # noqa: ARG005
 
 
-class Counts(TorchDispatchMode):
+class Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     """Counts torch's operations in its block that take part on a GPU: kernels, copies, waits."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.kernels = self.copies = self.waits = 0
 
     def __torch_dispatch__(
@@ -179,22 +180,21 @@ class Counts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def make_steps(device: str, num_groups: int) -> dict[str, Prepared]:
-    """Return how the inputs of a step are prepared, in two ways; `reset` stages blocks before."""
+def make_steps(device: str, num_groups: int) -> tuple[Call, dict[str, Call]]:
+    """Return what stages blocks, and how the inputs of a step are prepared, in two ways."""
     step = Step(make_batch("decode", NUM_REQS), Side("fast", FAST, device), num_groups)
 
     def reset() -> None:
         step.appends.reset()
         step.appends()
 
-    ways = {"by prepare_step": step.prepare, "one by one": step.prepare_parts}
-    return {name: Prepared(call, call, reset) for name, call in ways.items()}
+    return reset, {"by prepare_step": step.prepare, "one by one": step.prepare_parts}
 
 
 def describe_steps(num_groups: int, driver: NoDriver | None) -> Iterator[str]:
     """Yield a line for each way to prepare a step."""
-    ways = make_steps("cuda" if driver is None else "cpu", num_groups)
-    for name, (call, _, reset, _) in ways.items():
+    reset, ways = make_steps("cuda" if driver is None else "cpu", num_groups)
+    for name, call in ways.items():
         times = []
         for _ in range(NUM_STEPS):
             reset()

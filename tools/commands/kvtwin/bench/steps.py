@@ -376,13 +376,13 @@ _FUNCTIONS: Final = (
 
 JOBS: Final = (
     *(
-        Job(function, partial(prepare, num_groups=number, **options), variant, number, needs)
-        for function, variant, prepare, options, needs in (
-            (STEP, "", _run, {"by_parts": False}, "prepare_step"),
-            (STEP, BY_PARTS, _run, {"by_parts": True}, "prepare_step"),
-            ("prepare_step", "", _prepare, {"by_parts": False}, ""),
-            ("prepare_step", BY_PARTS, _prepare, {"by_parts": True}, ""),
-            ("AttnMetadataPlan.build", "", _build, {}, ""),
+        Job(function, partial(prepare, num_groups=number), variant, number, needs)
+        for function, variant, prepare, needs in (
+            (STEP, "", partial(_run, by_parts=False), "prepare_step"),
+            (STEP, BY_PARTS, partial(_run, by_parts=True), "prepare_step"),
+            ("prepare_step", "", partial(_prepare, by_parts=False), ""),
+            ("prepare_step", BY_PARTS, partial(_prepare, by_parts=True), ""),
+            ("AttnMetadataPlan.build", "", partial(_build), ""),
         )
         for number in (1, 4)
     ),
