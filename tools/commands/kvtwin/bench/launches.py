@@ -42,7 +42,7 @@ from kvtwin.bench.measure import best_us, host_cost_us
 from kvtwin.bench.steps import Step
 
 SIGNATURE: Final = "void(int32[:, ::1], int64[::1], int32[::1], int64[::1], int64)"
-MAX_WORDS: Final = 64
+MAX_WORDS: Final = 256
 NUM_REQS, NUM_STEPS = 256, 1000  # of the steps that are timed
 STREAM: Final = 0x6000
 """The handle that stands for torch's current stream."""
