@@ -27,7 +27,7 @@ long num_launches;
 unsigned launched_grid[3], launched_block[3];
 int64_t launched_stream;
 int num_words;
-int64_t words[64];
+int64_t words[256];
 
 /* Return a handle that nothing else has. */
 static void *new_handle(void) {
