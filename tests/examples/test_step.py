@@ -38,6 +38,7 @@ def test_a_decode_with_a_draft_and_a_chunk(twin: Twin) -> None:
     buffers = make_buffers(twin)
     # Row 0 is slot 2: the first 3 tokens of its prompt. Row 1 is slot 0, with one draft.
     inputs = prepare(twin, buffers, [2, 0], [0, 3, 5], [0, 1, 3])
+    assert isinstance(inputs, twin.StepInputs)
     assert inputs.block_tables[0].tolist() == [[7, 8, 0, 0], [3, 4, 5, 6], [0, 0, 0, 0]]
     assert inputs.positions.tolist() == [0, 1, 2, 6, 7, 0, 0]
     assert inputs.slot_mappings.tolist() == [[14, 15, 16, 12, 13, -1, -1]]
