@@ -30,7 +30,7 @@ from fast._checks import (
     check_tensor,
     find_first,
 )
-from fast._native.block_table import NUM_CONSTANTS, WIDTH, HostTables, StagedRows
+from fast._native.block_table import FEW, NUM_CONSTANTS, WIDTH, HostTables, StagedRows
 from fast._native.memory import plain, to_host
 from fast.checked_mode import is_checked
 from fast.kernel_blocks import map_to_kernel_blocks
@@ -141,18 +141,7 @@ class BlockTables:
 
         Definition: `reference.BlockTables.append_block_ids`.
         """
-        # The usual write to one group, in a third of the time.
-        if (
-            type(new_block_ids) is list
-            and len(self.block_sizes) == len(new_block_ids) == 1
-            and type(ids := new_block_ids[0]) is list
-            and len(ids) == 1
-            and type(block := ids[0]) is type(req_index) is int
-            and type(overwrite) is bool
-            and 0 <= block <= MAX_SIZE
-            and 0 <= req_index < self.max_num_reqs
-            and self._staged.stage_block(req_index, block, overwrite)
-        ):
+        if self._stage_blocks(req_index, new_block_ids, overwrite):
             return
         given = (req_index, new_block_ids, overwrite)
         values = self._join(*given)
@@ -163,6 +152,31 @@ class BlockTables:
             if self._staged.stage(self._check_appended(*given)):
                 return
         raise RuntimeError(f"other threads changed the rows in each of {MAX_TRIES} tries")
+
+    def _stage_blocks(
+        self, req_index: int, new_block_ids: list[list[int]], overwrite: bool
+    ) -> bool:
+        """Stage the usual write, a block in each of a few groups, in half of the time."""
+        if (
+            type(new_block_ids) is not list
+            or len(new_block_ids) != len(self.block_sizes)
+            or not 0 < len(new_block_ids) <= FEW
+            or type(overwrite) is not bool
+            or type(req_index) is not int
+            or not 0 <= req_index < self.max_num_reqs
+        ):
+            return False
+        blocks: list[int] = []
+        for ids in new_block_ids:
+            if type(ids) is not list or len(ids) != 1:
+                return False
+            blocks += ids
+        for block in blocks:
+            if type(block) is not int or not 0 <= block <= MAX_SIZE:
+                return False
+        return len(blocks) == len(self.block_sizes) and self._staged.stage_blocks(
+            req_index, overwrite, blocks
+        )
 
     def _join(
         self, req_index: int, new_block_ids: list[list[int]], overwrite: bool

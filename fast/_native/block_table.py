@@ -60,6 +60,9 @@ UNCHANGED: Final = MAX_SIZE
 HEADER: Final = 5
 """The words that describe a changed row in packed writes."""
 
+FEW: Final = 4
+NO_BLOCKS: Final = (0,) * FEW
+
 AHEAD: Final = 16
 """How many rows ahead entries of the tables are prefetched."""
 
@@ -90,14 +93,15 @@ class StagedRows:
             *(self.groups, self.blocks, self.counts, self.first_changed, self.changed),
             self.state,
         )
-        self._at = [array.ctypes.data for array in self.arrays]
+        self._at = (*shape, *(array.ctypes.data for array in self.arrays))
 
-    def stage_block(self, slot: int, block: int, overwrites: bool) -> bool:
-        """Stage the write of one block, if there is one group; `slot` is one of the slots.
+    def stage_blocks(self, slot: int, overwrites: bool, blocks: list[int]) -> bool:
+        """Stage the write of one block in each of at most `FEW` groups to one of the slots.
 
-        Returns False, with nothing staged, if the row is full.
+        Returns False, with nothing staged, if a row is full.
         """
-        return stage_block(slot, block, overwrites, *self._at)  # type: ignore[no-any-return]
+        padding = NO_BLOCKS[len(blocks) :]
+        return stage_blocks(slot, overwrites, *blocks, *padding, *self._at)  # type: ignore[no-any-return]
 
     def stage(self, values: "array[int]") -> bool:
         """Stage a write: a request slot, whether it overwrites, the numbers of IDs, and the IDs.
@@ -299,13 +303,16 @@ def stage(
     return True
 
 
-@compiled(
-    "boolean(int64, int64, boolean, int64, int64, int64, int64, int64, int64)", nogil=False
-)
-def stage_block(
+@compiled(f"boolean(int64, boolean, {', '.join(['int64'] * 12)})", nogil=False)
+def stage_blocks(
     slot: int,
-    block: int,
     overwrites: bool,
+    block_0: int,
+    block_1: int,
+    block_2: int,
+    block_3: int,
+    num_groups: int,
+    num_slots: int,
     groups_at: int,
     blocks_at: int,
     counts_at: int,
@@ -313,26 +320,31 @@ def stage_block(
     changed_at: int,
     state_at: int,
 ) -> Any:
-    """Stage a block of the only group, see `StagedRows.stage_block`.
+    """Stage a block in each group, see `StagedRows.stage_blocks`.
 
-    It takes addresses of the arrays, since converting each array takes 50 ns.
+    It takes addresses of the arrays, since converting an array takes 50 ns.
     """
-    groups, state = int64s_at(groups_at, NUM_CONSTANTS), int64s_at(state_at, 2)
-    counts, first_changed = int32s_at(counts_at, slot + 1), int32s_at(first_changed_at, slot + 1)
-    start = np.int64(0) if overwrites else np.int64(counts[slot])
-    width = groups[WIDTH]
-    if start >= width:
-        return False
-    if start < first_changed[slot]:
-        if first_changed[slot] == UNCHANGED:
-            changed = int64s_at(changed_at, state[0] + 1)
-            changed[state[0]] = slot
-            state[0] += 1
-        first_changed[slot] = start
-    here = groups[OFFSET] + slot * width + start
-    int32s_at(blocks_at, here + 1)[here] = block
-    counts[slot] = start + 1
-    state[1] += 4
+    groups = int64s_at(groups_at, (num_groups, NUM_CONSTANTS))
+    shape = (num_groups, num_slots)
+    counts, first_changed = int32s_at(counts_at, shape), int32s_at(first_changed_at, shape)
+    changed, state = int64s_at(changed_at, num_groups * num_slots), int64s_at(state_at, 2)
+    for group in range(num_groups):
+        if not overwrites and counts[group, slot] >= groups[group, WIDTH]:
+            return False
+    for group in range(num_groups):
+        block = block_0 if group == 0 else block_1
+        if group >= 2:
+            block = block_2 if group == 2 else block_3
+        start = np.int64(0) if overwrites else np.int64(counts[group, slot])
+        if start < first_changed[group, slot]:
+            if first_changed[group, slot] == UNCHANGED:
+                changed[state[0]] = group * num_slots + slot
+                state[0] += 1
+            first_changed[group, slot] = start
+        here = groups[group, OFFSET] + slot * groups[group, WIDTH] + start
+        int32s_at(blocks_at, here + 1)[here] = block
+        counts[group, slot] = start + 1
+    state[1] += 2 + 2 * num_groups
     return True
 
 
