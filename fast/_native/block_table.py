@@ -103,6 +103,10 @@ class StagedRows:
         padding = NO_BLOCKS[len(blocks) :]
         return stage_blocks(slot, overwrites, *blocks, *padding, *self._at)  # type: ignore[no-any-return]
 
+    def stage_block(self, slot: int, overwrites: bool, block: int) -> bool:
+        """Do the same for the only group."""
+        return stage_blocks(slot, overwrites, block, 0, 0, 0, *self._at)  # type: ignore[no-any-return]
+
     def stage(self, values: "array[int]") -> bool:
         """Stage a write: a request slot, whether it overwrites, the numbers of IDs, and the IDs.
 
@@ -311,8 +315,8 @@ def stage_blocks(
     block_1: int,
     block_2: int,
     block_3: int,
-    num_groups: int,
-    num_slots: int,
+    num_groups: Any,
+    num_slots: Any,
     groups_at: int,
     blocks_at: int,
     counts_at: int,
