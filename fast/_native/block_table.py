@@ -315,8 +315,8 @@ def stage_blocks(
     block_1: int,
     block_2: int,
     block_3: int,
-    num_groups: Any,
-    num_slots: Any,
+    num_groups: int,
+    num_slots: int,
     groups_at: int,
     blocks_at: int,
     counts_at: int,
@@ -328,7 +328,8 @@ def stage_blocks(
 
     It takes addresses of the arrays, since converting an array takes 50 ns.
     """
-    groups = int64s_at(groups_at, (num_groups, NUM_CONSTANTS))
+    shape: Any = (num_groups, NUM_CONSTANTS)
+    groups = int64s_at(groups_at, shape)
     shape = (num_groups, num_slots)
     counts, first_changed = int32s_at(counts_at, shape), int32s_at(first_changed_at, shape)
     changed, state = int64s_at(changed_at, num_groups * num_slots), int64s_at(state_at, 2)
