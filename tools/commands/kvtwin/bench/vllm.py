@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from conformance.adapters.base import Unsupported
+from conformance.adapters.vllm import second_runner
 from conformance.adapters.vllm.objects import VllmAdapter
 from conformance.adapters.vllm.places import find
 from kvtwin.bench.jobs import (
@@ -54,10 +55,10 @@ def _prepare_slots(
 
 
 def _prepare_reorder(
-    input_batch: Any, scheduler_output: Any, decode_threshold: int, *, regions: int = 3
+    input_batch: Any, scheduler_output: Any, decode_threshold: int, **options: Any
 ) -> Call:
-    if regions != 4:
-        raise Unsupported("other than four regions")
+    if options != {"regions": 4}:
+        raise Unsupported("other than four regions, or an array of counts")
     found = find("reorder_batch_to_split_decodes_and_prefills")
     return lambda: found(input_batch, scheduler_output, decode_threshold)
 
@@ -291,6 +292,10 @@ def _make_runner(batch: Batch, job: Job) -> Runner:
     return Runner(batch, job.num_groups or 1)
 
 
+def _refuse(_batch: Batch, _job: Job) -> Prepared:
+    raise Unsupported("kernels by Triton's interpreter, whose time says nothing")
+
+
 def _append(batch: Batch, job: Job) -> Prepared:
     runner = _make_runner(batch, job)
     call = runner.append
@@ -341,7 +346,9 @@ class VllmBaseline(VllmAdapter):
     @property
     def jobs(self) -> Mapping[str, Callable[[Batch, Job], Prepared]]:
         """How the first runner does what a runner of today does by these functions."""
+        interpreted = () if torch.cuda.is_available() else second_runner.PLACES
         return {
+            **dict.fromkeys(interpreted, _refuse),
             STEP: partial(_run_step, self),
             "prepare_step": _prepare_all,
             "AttnMetadataPlan.build": partial(_build_all, self),
