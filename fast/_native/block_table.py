@@ -299,9 +299,7 @@ def stage(
     return True
 
 
-@compiled(
-    "boolean(int64, int64, boolean, int64, int64, int64, int64, int64, int64)", nogil=False
-)
+@compiled("boolean(int64, int64, boolean, int64, int64, int64, int64, int64, int64)", nogil=False)
 def stage_block(
     slot: int,
     block: int,
