@@ -375,7 +375,7 @@ class ModelRunner:
         return sampled, drafts
 
     def _spoil_free_blocks(self, step: SchedulerOutput) -> None:
-        """Write NaN into all blocks that no request has: whoever reads one gets NaN."""
+        """Write NaN into all blocks that no request has, so that a read of one shows."""
         for req_id in step.removed_req_ids:
             self.block_ids.pop(req_id, None)
         self.block_ids |= step.block_ids

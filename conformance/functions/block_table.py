@@ -172,7 +172,7 @@ class Session:
         if kind == 2:  # one after the other
             run = np.arange(count) - starts[rows]
             positions = (positions[starts[rows]] + run) % self.end
-        # Those of dummies and of padding nobody reads.
+        # The positions of dummies and of padding are not read.
         positions[slots[rows] < 0] = -1
         positions = np.append(positions, np.full((0, 1, 300)[more], (7, -1, 2**40)[padding]))
         starts = np.append(starts, np.full((0, 0, 3)[more], (7, -1, MAX_INT32)[padding]))

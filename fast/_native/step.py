@@ -35,7 +35,7 @@ class HostStep:
 
     Args:
         tables: The block tables.
-        buffers: By name, the contiguous tensors of `StepBuffers`, whose memory nobody can resize.
+        buffers: By name, the contiguous tensors of `StepBuffers`; their storages cannot be resized.
     """
 
     def __init__(self, tables: HostTables, buffers: dict[str, torch.Tensor]) -> None:
