@@ -4,7 +4,7 @@ import torch
 
 from fast._checks import INT32, check_entries, check_int, check_minimum, check_product, check_tensor
 from fast._native.context_parallel import count_local_tokens, fill_local_tokens
-from fast._native.memory import check_rows_out, check_targets, plain, to_host
+from fast._native.memory import check_rows_out, check_targets, to_host
 from fast.checked_mode import is_checked
 from fast.kernels import context_parallel as kernels
 from fast.launch import launch_threads, uses_kernels
@@ -53,12 +53,9 @@ def get_dcp_local_seq_lens(
             out, INT32, shape, {"seq_lens": seq_lens}, seq_lens.device, may_be_longer=True
         )
     if not is_on_host:
-        lens = plain("seq_lens", seq_lens)
-        on_device = _count_on_device(lens, size, rank, ranks, interleave).view(shape)
-        if out is None:
-            return on_device
-        out[num_reqs:].zero_()
-        return out[:num_reqs].copy_(on_device)
+        local = seq_lens.new_empty(shape) if out is None else out
+        _count_on_device(seq_lens, num_reqs, size, (rank, ranks), interleave, local)
+        return local if out is None else local[:num_reqs]
     wanted = None if dcp_rank is None else rank
     return count_local_tokens(seq_lens, size, wanted, interleave, out)[:num_reqs]
 
@@ -101,24 +98,28 @@ def prepare_dcp_local_seq_lens(
     if not on_device:
         fill_local_tokens(local, seq_lens, count, size, rank, interleave)
         return local[:end]
-    torch.autograd.graph.increment_version(local)  # torch does not see a kernel's writes
-    launch_threads(
-        kernels.prepare_dcp_local_seq_lens,
-        len(local),
-        1,
-        *flat_words("seq_lens", seq_lens),
-        count,
-        *(size, rank, interleave),
-        flat(local),
-    )
+    _count_on_device(seq_lens, count, size, (rank, 1), interleave, local)
     return local[:end]
 
 
 def _count_on_device(
-    seq_lens: torch.Tensor, size: int, rank: int, ranks: int, interleave: int
-) -> torch.Tensor:
-    """Count with torch: int32[num_reqs, ranks], from rank `rank` on."""
-    first = torch.arange(rank, rank + ranks, dtype=torch.int32, device=seq_lens.device) * interleave
-    rounds = seq_lens // (size * interleave) * interleave
-    rest = seq_lens % (size * interleave)
-    return rounds.unsqueeze(1) + (rest.unsqueeze(1) - first).clamp_(0, interleave)
+    seq_lens: torch.Tensor,
+    num_reqs: int,
+    size: int,
+    ranks: tuple[int, int],
+    interleave: int,
+    local: torch.Tensor,
+) -> None:
+    """Write the tokens of some ranks, given by the first and their number, and 0 for padding."""
+    torch.autograd.graph.increment_version(local)  # torch does not see a kernel's writes
+    launch_threads(
+        kernels.count_local_tokens,
+        local.numel(),
+        1,
+        *flat_words("seq_lens", seq_lens),
+        num_reqs,
+        size,
+        *ranks,
+        interleave,
+        flat(local),
+    )

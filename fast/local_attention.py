@@ -11,6 +11,7 @@ from fast._native.local_attention import find_virtual_requests, gather_columns
 from fast._native.memory import as_array, plain
 from fast.checked_mode import is_checked
 from fast.kernels import local_attention as kernels
+from fast.kernels.moves import WIDEST
 from fast.launch import launch_blocks, uses_kernels
 from fast.metadata import CommonAttentionMetadata
 from fast.metadata_validation import (
@@ -69,8 +70,7 @@ def make_local_attention_virtual_batches(
     seq_lens_cpu = torch.from_numpy(vectors[size + 1 : 2 * size + 1])
     if uses_kernels(table):
         on_device = upload(vectors[: 4 * size + 1], table.device, pin_memory=True)
-        local_starts, local_lens = on_device[: size + 1], on_device[size + 1 : 2 * size + 1]
-        rows, first = on_device[2 * size + 1 : 3 * size + 1], on_device[3 * size + 1 :]
+        local_starts, local_lens, rows, first = on_device.split([size + 1, size, size, size])
         virtual_table = _gather_on_device(table, rows, first, columns)
     else:
         local_starts, local_lens = starts_cpu, seq_lens_cpu
@@ -113,15 +113,20 @@ def _gather_on_device(
     """Return `columns` columns of some rows of a table, each from its own first column on."""
     table = plain("block_table_tensor", table)
     gathered = table.new_empty((len(rows), columns))
+    # A chunk begins at a multiple of `columns`.
+    steps = 4 * table.stride(0) | 4 * columns
+    addresses = table.data_ptr() | gathered.data_ptr() | steps | WIDEST
     launch_blocks(
         kernels.gather_columns,
         len(rows),
         1,
-        flat(table),
+        flat(table).view(torch.uint8),
         *table.stride(),
         *table.shape,
         rows,
         first,
-        gathered,
+        gathered.view(-1).view(torch.uint8),
+        columns,
+        max(addresses & -addresses, 4),
     )
     return gathered

@@ -12,6 +12,9 @@ from fast.sentinels import PAD_SLOT_ID
 BLOCK_M: Final = 8
 """Tokens of a sequence that one program of the convolution computes."""
 
+MAX_THREADS: Final = 128
+"""The most threads in a block."""
+
 
 @device_function
 def count_programs(query_start_loc: Int32s, stride: int, sequence: int) -> np.uint32:
@@ -21,7 +24,7 @@ def count_programs(query_start_loc: Int32s, stride: int, sequence: int) -> np.ui
     return np.uint32((max(end - start, np.int64(0)) + BLOCK_M - 1) // BLOCK_M)
 
 
-@kernel("void(int32[::1], int64, int64, int32[::1], int32[::1])")
+@kernel("void(int32[::1], int64, int64, int32[::1], int32[::1])", threads=MAX_THREADS)
 def fill_programs(
     query_start_loc: Int32s,
     stride: int,
@@ -31,35 +34,40 @@ def fill_programs(
 ) -> None:
     """List the programs of all sequences: each block of threads (x) has some of the sequences.
 
-    The threads of a block add up the programs of all sequences and of those before its own; then
-    they share each sequence's programs, and all blocks share the padding after the last.
+    The threads of a block add up the programs of all sequences and of those before its own, each
+    some of them, then in pairs; then they share each sequence's programs, and all blocks share the
+    padding after the last.
 
     Reads query_start_loc (every `stride`-th entry); writes its own sequences' entries of batch_ptr
     and token_chunk_offset_ptr, which have the same length, and every `gridsize`-th of the padding.
     There are fewer than 2**30 sequences and at most 2**31 tokens, so lists are below 2**32.
     """
-    sums = cuda.shared.array(2, np.int64)
+    sums = cuda.shared.array((2, MAX_THREADS), np.uint32)
     thread = np.uint32(cuda.threadIdx.x)
     length = np.int64(batch_ptr.shape[0])
     share = divide_up(num_sequences, cuda.gridDim.x)
     own = np.uint32(cuda.blockIdx.x * share)
-    if thread == 0:
-        sums[0] = 0
-        sums[1] = 0
-    before, total = np.int64(0), np.int64(0)
+    before, total = np.uint32(0), np.uint32(0)
     sequence = thread
     while sequence < num_sequences:
         count = count_programs(query_start_loc, stride, sequence)
-        total += count
+        total = np.uint32(total + count)
         if sequence < own:
-            before += count
+            before = np.uint32(before + count)
         sequence = np.uint32(sequence + cuda.blockDim.x)
-    cuda.syncthreads()
-    cuda.atomic.add(sums, 0, before)
-    cuda.atomic.add(sums, 1, total)
+    sums[0, thread] = before
+    sums[1, thread] = total
+    width = np.uint32(cuda.blockDim.x)
+    while width > 1:
+        half = np.uint32((width + 1) // 2)
+        cuda.syncthreads()
+        if thread < width - half:
+            sums[0, thread] += sums[0, np.uint32(thread + half)]
+            sums[1, thread] += sums[1, np.uint32(thread + half)]
+        width = half
     cuda.syncthreads()
 
-    first = sums[0]
+    first = np.int64(sums[0, 0])
     sequence = own
     while sequence < min(np.int64(own + share), np.int64(num_sequences)):
         count = count_programs(query_start_loc, stride, sequence)
@@ -70,7 +78,7 @@ def fill_programs(
             program = np.uint32(program + cuda.blockDim.x)
         first += count
         sequence = np.uint32(sequence + 1)
-    end = sums[1]
+    end = np.int64(sums[1, 0])
     padding = np.uint32(cuda.grid(1))
     while padding < length - end:
         batch_ptr[np.uint64(end + padding)] = PAD_SLOT_ID

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_on_gpu = options.device == "cuda"
     if is_on_gpu and not torch.cuda.is_available():
         parser.error("argument --device: there is no CUDA device")
-    targets = [Side("fast", FAST, options.device)]
+    targets = [Side("fast", FAST, options.device, is_on_gpu)]
     targets += [] if is_on_gpu else [Side("baseline", baseline)]
     kinds = OF_ENGINE if options.baseline == ENGINE else KINDS
     batches = [make_batch(kind, size) for kind in kinds for size in SIZES]

@@ -121,11 +121,15 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """What is timed, or compared with: `reference` has arrays, and no device."""
+    """What is timed, or compared with: `reference` has arrays, and no device.
+
+    `is_gpu` says that kernels run for its tensors, which may be on the host (`bench.launches`).
+    """
 
     name: str
     implementation: Implementation
     device: str | None = "cpu"
+    is_gpu: bool = False
 
     def find(self, name: str) -> Any:
         return self.implementation.find(name)
@@ -407,7 +411,7 @@ def _job(
 
     def prepare_call(batch: Batch, target: Side) -> Prepared:
         given, hinted = arguments(batch), {}
-        if hints is not None and target.device == "cuda":
+        if hints is not None and target.is_gpu:
             hinted = hints(batch)
         if isinstance(given, dict):
             return prepare(target, function, **given, **hinted)

@@ -1,12 +1,13 @@
-"""Measure the host cost of a kernel launch, and of a step: its launches, copies and waits.
+"""Measure the host cost of a kernel launch, of a step, and of each function: what is launched.
 
     python -m kvtwin.bench.launches
 
 A kernel that takes four tensors and an int, and does nothing, is launched with and without numba's
 dispatcher. The step decodes for 256 requests, by `prepare_step` and by its functions one by one;
-the blocks that are staged for every sixteenth request are appended before. On a machine without a
-GPU the driver does nothing either (`no_driver.c`), and an upload is a copy in memory: so times
-exclude what a real driver takes, and launches, copies and waits are counted.
+the blocks that are staged for every sixteenth request are appended before. The functions have a
+mixed batch of 1,024 requests. On a machine without a GPU the driver does nothing either
+(`no_driver.c`), and an upload is a copy in memory: so times exclude what a real driver takes, and
+launches, copies and waits are counted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if __name__ == "__main__":
 import ctypes
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,18 +30,15 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fast.block_table
 import fast.launch
-import fast.step
-import fast.step_inputs
 from conformance.adapters.implementations import FAST
 from fast import direct_launch, numba_cuda
 from fast.kernels.cuda import Kernel, cuda
 from fast.launch import LAUNCHERS, launch_blocks
 from fast.pinned import Ring
-from kvtwin.bench.jobs import Call, Side, make_batch
-from kvtwin.bench.measure import best_us, host_cost_us
-from kvtwin.bench.steps import Step
+from kvtwin.bench.jobs import SIZES, Call, Side, make_batch
+from kvtwin.bench.measure import best_us, host_cost_us, time_in_turn
+from kvtwin.bench.steps import FUNCTIONS, Step
 
 SIGNATURE: Final = "void(int32[:, ::1], int64[::1], int32[::1], int64[::1], int64)"
 MAX_WORDS: Final = 256
@@ -154,12 +153,14 @@ class _HostStream:
 def fake_device_path() -> None:
     """Make `fast` launch kernels for all tensors, and upload to the host, from now on."""
     ring = Ring(_HostStream())
-    modules: tuple[Any, ...] = (fast.block_table, fast.step, fast.step_inputs)
-    for module in modules:
-        if hasattr(module, "uses_kernels"):
-            module.uses_kernels = lambda _: True
-        if hasattr(module, "upload"):
-            module.upload = lambda array, _, pin_memory: ring.send(array)  # noqa: ARG005
+    fakes = {
+        "uses_kernels": lambda _: True,
+        "upload": lambda array, _, pin_memory: ring.send(array),  # noqa: ARG005
+    }
+    for name, module in list(sys.modules.items()):
+        for faked, by in fakes.items():
+            if name.startswith("fast.") and hasattr(module, faked):
+                setattr(module, faked, by)
 
 
 class Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
@@ -213,8 +214,28 @@ def describe_steps(num_groups: int, driver: NoDriver | None) -> Iterator[str]:
         yield f"a step, {groups}, {name}: {counted}{min(times):.0f} us"
 
 
+def describe_functions(driver: NoDriver | None) -> Iterator[str]:
+    """Yield a line for each function that launches or uploads, with a mixed batch."""
+    batch = make_batch("mixed", max(SIZES))
+    side = Side("fast", FAST, "cuda" if driver is None else "cpu", is_gpu=True)
+    for job in FUNCTIONS:
+        prepared = job.prepare(batch, side)
+        if driver is None:
+            yield f"{job.name}: {host_cost_us(prepared.call, reset=prepared.reset):.0f} us"
+            continue
+        prepared.call()
+        before = driver.num_launches
+        with Counts() as counts:
+            prepared.call()
+        launches = driver.num_launches - before + counts.kernels
+        if launches or counts.copies:
+            (prepared.reset or int)()
+            counted = f"{launches} launches, {counts.copies} copies, {counts.waits} waits"
+            yield f"{job.name}: {counted}, {min(time_in_turn([prepared])[0]):.0f} us"
+
+
 def main() -> int:
-    """Measure, and print a line for each launcher, and for each way to prepare a step."""
+    """Measure, and print a line for each launcher, each way to prepare a step, each function."""
     torch.set_num_threads(1)
     is_on_gpu = torch.cuda.is_available()
     driver = None if is_on_gpu else NoDriver()
@@ -230,4 +251,6 @@ def main() -> int:
     for num_groups in (1, 4):
         for line in describe_steps(num_groups, driver):
             print(line + left_out)
+    for line in describe_functions(driver):
+        print(line + left_out)
     return 0

@@ -330,7 +330,7 @@ def _run(batch: Batch, target: Side, num_groups: int, *, by_parts: bool) -> Prep
 
 _COUNTERS: Final = ("num_computed_tokens", "total_len")
 
-_FUNCTIONS: Final = (
+_OF_STEP: Final = (
     _function("prepare_pos_seq_lens", _of_positions, ("pos", "seq_lens")),
     _function("prepare_prefill_inputs", _of_prefill, ("input_ids", "next_prefill_tokens")),
     _function("combine_sampled_and_draft_tokens", _of_combine, ("input_ids",)),
@@ -374,6 +374,9 @@ _FUNCTIONS: Final = (
     ),
 )
 
+FUNCTIONS: Final = (*_OF_STEP, *OF_FUNCTIONS)
+"""The jobs of single functions."""
+
 JOBS: Final = (
     *(
         Job(function, partial(prepare, num_groups=number), variant, number, needs)
@@ -386,8 +389,7 @@ JOBS: Final = (
         )
         for number in (1, 4)
     ),
-    *_FUNCTIONS,
-    *OF_FUNCTIONS,
+    *FUNCTIONS,
 )
 """Every job, in the order of the tables. `step` is all that a runner does between a schedule and a
 forward pass: it appends a block to one sixteenth of the requests, prepares the inputs, and builds
