@@ -114,12 +114,13 @@ def _count_on_device(
     torch.autograd.graph.increment_version(local)  # torch does not see a kernel's writes
     launch_threads(
         kernels.count_local_tokens,
-        local.numel(),
+        len(local),
         1,
         *flat_words("seq_lens", seq_lens),
         num_reqs,
         size,
         *ranks,
         interleave,
+        len(local),
         flat(local),
     )

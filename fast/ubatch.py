@@ -127,7 +127,7 @@ def _make_metadata_with_slice(
     check_not_traced("_make_metadata_with_slice")
     if is_checked():
         validate_metadata(attn_metadata)
-    return _split([("ubatch_slice", ubatch_slice)], attn_metadata)[0]
+    return _split([("ubatch_slice", ubatch_slice)], _read(attn_metadata))[0]
 
 
 def split_attn_metadata(
@@ -146,8 +146,9 @@ def split_attn_metadata(
         validate_metadata(common_attn_metadata)
     if not ubatch_slices:
         return []
+    batch = _read(common_attn_metadata)
     named = [(f"ubatch_slices[{i}]", each) for i, each in enumerate(ubatch_slices)]
-    return _split(named, common_attn_metadata)
+    return _split(named, batch)
 
 
 _OPTIONAL: Final = (*KEPT, "seq_lens_cpu_upper_bound")
@@ -209,9 +210,8 @@ class _Cut(NamedTuple):
     max_query_len: int
 
 
-def _split(ubatch_slices: list[tuple[str, Any]], metadata: Any) -> list[CommonAttentionMetadata]:
+def _split(ubatch_slices: list[tuple[str, Any]], batch: _Batch) -> list[CommonAttentionMetadata]:
     """Make the metadata of micro-batches, which have names for errors."""
-    batch = _read(metadata)
     cuts = [_cut(name, ubatch_slice, batch) for name, ubatch_slice in ubatch_slices]
     if batch.device is None:
         return [_make(cut, batch) for cut in cuts]

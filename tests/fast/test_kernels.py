@@ -74,8 +74,9 @@ def test_rows_that_a_table_does_not_have(num_columns: int, simulate: Callable[..
     gathered = torch.full((4, 5), 77, dtype=torch.int32)
     with simulated_by(simulate, threads=4):
         launch_blocks(
-            local_attention.gather_columns, 4, 1, table, num_columns, 1, 2, num_columns,
-            int32([1, 2, -1, 0]), int32([1, 0, 0, -2]), gathered,
+            local_attention.gather_columns, 4, 1,
+            table.view(torch.uint8), num_columns, 1, 2, num_columns,
+            int32([1, 2, -1, 0]), int32([1, 0, 0, -2]), gathered.view(-1).view(torch.uint8), 5, 4,
         )  # fmt: skip
     rows = {3: [[4, 5, 5, 5, 5], [0] * 5, [0] * 5, [0, 0, 0, 1, 2]], 0: [[0] * 5] * 4}
     assert rows[num_columns] == gathered.tolist()

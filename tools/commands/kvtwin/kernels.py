@@ -63,7 +63,7 @@ ELEMENTS: Final = {
     "prepare_prefill_inputs": NUM_TOKENS,
     "combine_sampled_and_draft_tokens": NUM_REQS * NUM_LOGITS,
     "expand_idx_mapping": NUM_REQS * NUM_LOGITS,
-    "prepare_dcp_local_seq_lens": NUM_REQS,
+    "count_local_tokens": NUM_REQS,
     "get_num_sampled_and_rejected": NUM_REQS,
     "post_update": NUM_REQS,
     "post_update_num_computed_tokens": NUM_REQS,
