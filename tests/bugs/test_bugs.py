@@ -32,6 +32,8 @@ MISSED: Final = {
     "get_dcp_local_seq_lens: a table of 256 layouts": "needs more layouts than a run draws",
     "get_dcp_local_seq_lens: the first thread has the buffers": "two threads show it, mostly",
     "infer_global_hyperparameters: a layer is added and removed in one statement": "two threads",
+    "make_kv_sharing_fast_prefill_common_attn_metadata: kernel: dense positions": "few are strided",
+    "make_local_attention_virtual_batches: kernel: the last vector is a part": "needs wider rows",
     "map_to_kernel_blocks: the number is set for all threads": "two threads, for a microsecond",
 }
 """The bugs that the default run misses, always or at times, by name, and why."""

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from fast import numba_cuda
-from fast.kernels import block_table, cuda, local_attention, multimodal, step
+from fast.kernels import block_table, cuda, fast_prefill, local_attention, multimodal, step
 from fast.kernels.cuda import KERNELS, DeviceFunction, Kernel
-from fast.launch import launch_blocks, simulated_by
+from fast.launch import launch_blocks, launch_threads, simulated_by
 from fast.numba_cuda import check_entry, make_flatten
+from fast.slots import flat
 from kvtwin.kernels import ARCHITECTURES, compile_for
 from tests.fast.conftest import int32
 
@@ -80,6 +81,31 @@ def test_rows_that_a_table_does_not_have(num_columns: int, simulate: Callable[..
         )  # fmt: skip
     rows = {3: [[4, 5, 5, 5, 5], [0] * 5, [0] * 5, [0, 0, 0, 1, 2]], 0: [[0] * 5] * 4}
     assert rows[num_columns] == gathered.tolist()
+
+
+def test_a_vector_ends_with_the_table(simulate: Callable[..., None]) -> None:
+    table = torch.arange(16, dtype=torch.int32).view(2, 8)[:, :6]  # rows of two vectors of 16 bytes
+    gathered = torch.full((2, 4), 77, dtype=torch.int32)
+    with simulated_by(simulate, threads=4):
+        launch_blocks(
+            local_attention.gather_columns, 2, 1, flat(table).view(torch.uint8), 8, 1, *table.shape,
+            int32([0, 1]), int32([0, 4]), gathered.view(-1).view(torch.uint8), 4, 16,
+        )  # fmt: skip
+    assert [[0, 1, 2, 3], [12, 13, 13, 13]] == gathered.tolist()
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_positions_of_needed_tokens(step: int, simulate: Callable[..., None]) -> None:
+    positions = torch.arange(100, 100 + 4 * step)[::step]
+    starts, counted = int32([0, 3, 4]), int32([7, 7, 7])
+    gathered = torch.full((3,), 7)
+    with simulated_by(simulate, threads=2):
+        launch_threads(
+            fast_prefill.count_logits_indices, 3, 1, starts, 1, 2, int32([1, 3, 9]), 1, 3, counted,
+            flat(positions), step, 4, gathered,
+        )  # fmt: skip
+    assert [0, 1, 2] == counted.tolist()
+    assert [100 + step, 100 + 3 * step, 0] == gathered.tolist()
 
 
 def test_binding_leaves_the_kernel_alone() -> None:
