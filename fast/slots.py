@@ -178,12 +178,15 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     A kernel steps through it by the tensor's strides, so that no strided view is copied. Of a
     contiguous vector that is the tensor itself, which saves 1.5 us.
     """
-    if tensor.stride() == (1,):
+    steps = tensor.stride()
+    if steps == (1,):
         return tensor
     if tensor.numel() == 0:
         return tensor.new_empty(0)
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.as_strided((1 + sum((n - 1) * step for n, step in steps),), (1,))
+    length = 1
+    for n, step in zip(tensor.shape, steps, strict=True):
+        length += (n - 1) * step
+    return tensor.as_strided((length,), (1,))
 
 
 def flat_words(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:

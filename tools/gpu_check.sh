@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Run everything that needs a GPU, and the tests of `fast`, in sections.
+# Run everything that needs a GPU, and the tests of `fast`, in sections, in less than ten minutes.
 #
-#   tools/gpu_check.sh [SECTION...]     default: all sections; --help lists them
+#   tools/gpu_check.sh [SECTION...]     default: all sections, the most telling first; --help lists them
 #
-# Each section is killed at its time limit, which is at most ten minutes. Run `versions` first: it takes
-# about a minute. Full logs are written to $OUT (default: tools/results), one file for each section. The script
-# ends with a table and the figures that the tests print. Its exit status is 0 if all sections passed, 1 if
-# not, 2 for an unknown section.
+# Each section is killed at its time limit, and all of them after GPU_CHECK_SECONDS (570): a section for
+# which no time is left is listed as such. Full logs are written to $OUT (default: tools/results), one file for
+# each section, and a line for each section to gpu_check.txt as soon as it ends. The script ends with these lines
+# and the figures that the tests print. Its exit status is 0 if all sections passed, 1 if not, 2 for an
+# unknown section.
 #
 # On a machine with Python 3.12, torch and nvcc, but no package registry, install the missing wheels first:
 #
@@ -15,8 +16,7 @@
 #
 # .whl needs at least numba-cuda, hypothesis, sortedcontainers and ml_dtypes. Add a newer
 # cuda-pathfinder if `versions` shows one below 1.4, a newer cuda-core if it shows one below 0.5.1, and an
-# older NumPy if it shows 2.5, which numba-cuda 0.30 does not support. Then run the other sections:
-# `device-path bench`, `conformance native`, `sanitizer`, `kernels real-models`. PYTHONPATH is kept.
+# older NumPy if it shows 2.5, which numba-cuda 0.30 does not support. PYTHONPATH is kept.
 # If CUDA_HOME is not set, it is derived from nvcc: numba-cuda needs it to find its compiler if other
 # libraries of the toolkit come from wheels. GPU_CHECK_WORKERS (12) is the number of pytest-xdist workers.
 set -uo pipefail
@@ -24,29 +24,29 @@ cd "$(dirname "$0")/.." || exit 2
 export PYTHONPATH="$PWD:$PWD/tools/commands${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TORCH_SHOW_CPP_STACKTRACES=0
 workers=${GPU_CHECK_WORKERS:-12}
 logs=${OUT:-tools/results}
+summary=$logs/gpu_check.txt
 pytest=(python3 -m pytest -p no:cacheprovider -q -W default)
-rows=()
 status=0
 
 # A section is a function, with `-` for `_` in its name, and a line here.
 sections='versions      installed versions, and warmup() with warnings as errors
 device-path   tests/gpu: no synchronisation, side streams, graphs, uploads, host cost, bandwidth
-bench         host and device time of every hot function
+bench         host and device time of every hot function, beside Triton kernels
 conformance   the conformance run on target cuda
 native        kernels on the GPU compared with target native
+real-models   tokens of real models, compared with those of generate
 sanitizer     compute-sanitizer, if installed, over the kernels and a brief conformance run
-kernels       tests/fast: kernels compiled, and run on the CPU
-real-models   tokens of real models, compared with those of generate'
+kernels       tests/fast: kernels compiled, and run on the CPU'
 
-versions() { check versions 240 python3 -m tools.gpu_versions; }
-device_path() { check device-path 420 "${pytest[@]}" tests/gpu --ignore tests/gpu/test_native.py -rA -s; }
-bench() { check bench 420 python3 -m kvtwin bench --device cuda; }
+versions() { check versions 90 python3 -m tools.gpu_versions; }
+device_path() { check device-path 90 "${pytest[@]}" tests/gpu --ignore tests/gpu/test_native.py -rA -s; }
+bench() { check bench 150 python3 -m kvtwin bench --device cuda --json "$logs/bench.json"; }
 conformance() {
-    check conformance 540 "${pytest[@]}" conformance --target cuda -n "$workers"
+    check conformance 150 "${pytest[@]}" conformance --target cuda -n "$workers"
 }
-native() { check native 300 "${pytest[@]}" tests/gpu/test_native.py; }
-kernels() { check kernels 300 "${pytest[@]}" tests/fast -n "$workers"; }
-real_models() { check real-models 240 python3 -m tools.runner --device cuda; }
+native() { check native 60 "${pytest[@]}" tests/gpu/test_native.py; }
+kernels() { check kernels 120 "${pytest[@]}" tests/fast -n "$workers"; }
+real_models() { check real-models 60 python3 -m tools.runner --device cuda; }
 sanitizer() {
     local program tool
     if ! program=$(command -v compute-sanitizer || ls "${CUDA_HOME:-}/bin/compute-sanitizer" \
@@ -56,11 +56,11 @@ sanitizer() {
     fi
     rm -f "$logs/sanitizer.log"
     for tool in memcheck racecheck synccheck initcheck; do
-        sanitize "$tool" 60 "$tool" tests/gpu -k "waits_for_the_device or rows_of_any_bytes"
+        sanitize "$tool" 25 "$tool" tests/gpu -k "waits_for_the_device or rows_of_any_bytes"
     done
     # torch's caching allocator would hide that a kernel reads or writes outside a tensor.
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
-    sanitize memcheck-conformance 300 memcheck -p no:xdist --target cuda --profile brief \
+    sanitize memcheck-conformance 100 memcheck -p no:xdist --target cuda --profile brief \
         conformance/functions/{block_table,slots,local_attention,fast_prefill,causal_conv1d}.py \
         conformance/functions/multimodal.py
     unset PYTORCH_NO_CUDA_MEMORY_CACHING
@@ -78,7 +78,7 @@ sanitize() {  # name, limit in seconds, tool of compute-sanitizer, arguments of 
 }
 
 row() {  # name, state, seconds, text
-    rows+=("$(printf '%-20s %-8s %4ss  %s' "$@")")
+    printf '%-20s %-8s %4ss  %s\n' "$@" >> "$summary"
     case $2 in ok | -) ;; *) status=1 ;; esac
 }
 
@@ -89,6 +89,12 @@ check() {  # name, limit in seconds, command...
         row "$name" "no GPU" 0 "$*"
         return
     fi
+    local left=$((${GPU_CHECK_SECONDS:-570} - SECONDS))
+    if [ "$left" -lt 10 ]; then
+        row "$name" "no time" 0 "$*"
+        return
+    fi
+    [ "$left" -ge "$limit" ] || limit=$left
     echo "=== $name, at most ${limit}s: $*"
     # When interrupted, pytest reports the failures so far.
     timeout --signal=INT --kill-after=20 "$limit" "$@" > "$logs/$name.log" 2>&1
@@ -129,6 +135,7 @@ for section in "$@"; do
     fi
 done
 mkdir -p "$logs" || exit 2
+: > "$summary"
 if [ -z "${CUDA_HOME:-}" ]; then
     toolkit=$(find_toolkit 2> /dev/null)
     [ -z "$toolkit" ] || export CUDA_HOME="$toolkit"
@@ -144,7 +151,7 @@ echo
 echo "gpu_check, $(date -u +%F), ${gpu:-no GPU}, driver $(
     nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null || echo unknown
 ), ${SECONDS}s, logs in $logs"
-printf '%s\n' "${rows[@]}"
+cat "$summary"
 # The first figure of a test follows one of pytest's progress dots on the same line.
 for log in versions device-path; do
     [[ " ${*:-$names} " != *"$log"* ]] || [ ! -f "$logs/$log.log" ] || grep -ohE \

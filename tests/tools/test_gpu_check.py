@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 SECTIONS = [
     *("versions", "device-path", "bench", "conformance"),
-    *("native", "sanitizer", "kernels", "real-models"),
+    *("native", "real-models", "sanitizer", "kernels"),
 ]
 
 SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -86,7 +86,7 @@ def run(folder: Path, *sections: str, text: str = "", **settings: str) -> Done:
         env={**inherited, "PATH": path, **chosen, **settings},
     )
     table = done.stdout.partition("\ngpu_check, ")[2]
-    found = re.findall(r"^([\w-]+) +(ok|-|FAILS|TIMEOUT|no GPU) +\d+s  (.*)$", table, re.MULTILINE)
+    found = re.findall(r"^([\w-]+) +(ok|-|FAILS|TIMEOUT|no GPU|no time) +\d+s  (.*)$", table, re.MULTILINE)
     rows = {name: f"{state}: {said}" for name, state, said in found}
     logs = {log.name: log.read_text() for log in (folder / "logs").glob("*")}
     return Done(done.returncode, rows, done.stdout + done.stderr, logs)
@@ -95,7 +95,8 @@ def run(folder: Path, *sections: str, text: str = "", **settings: str) -> Done:
 def test_all_is_shown(tmp_path: Path) -> None:
     done = run(tmp_path, sanitizer="yes")
     assert 50 < done.logs["device-path.log"].count("\n")
-    assert {f"{section}.log" for section in SECTIONS} == set(done.logs)
+    assert {f"{section}.log" for section in SECTIONS} | {"gpu_check.txt"} == set(done.logs)
+    assert done.logs["gpu_check.txt"] in done.printed
     assert "ok: warmup() ok: 9.1 s" == done.rows.pop("versions")
     for name in SANITIZED:
         tool = name.partition("-")[0]
@@ -144,6 +145,12 @@ def test_all_is_shown(tmp_path: Path) -> None:
             {"real-models": "no GPU: python3 -m tools.runner --device cuda"},
             1,
         ),
+        (
+            ["native", "real-models"],
+            {"GPU_CHECK_SECONDS": "9"},
+            {"native": "no time: python3", "real-models": "no time: python3"},
+            1,
+        ),
         (["sanitizer"], {}, {"sanitizer": "-: compute-sanitizer is not installed here"}, 0),
     ],
 )
@@ -156,10 +163,10 @@ def test_what_sections_say(
 ) -> None:
     if sections == ["sanitizer"] and Path("/usr/local/cuda/bin/compute-sanitizer").exists():
         pytest.skip("it is installed here")
-    assert TEXT.count("check bench 420 ") == 1
+    assert TEXT.count("check bench 150 ") == 1
     begin = time.monotonic()
     done = run(
-        tmp_path, *sections, text=TEXT.replace("check bench 420 ", "check bench 2 "), **settings
+        tmp_path, *sections, text=TEXT.replace("check bench 150 ", "check bench 2 "), **settings
     )
     assert time.monotonic() - begin < 20
     assert [*rows] == [*done.rows]
@@ -168,17 +175,14 @@ def test_what_sections_say(
     assert ("--target cuda -n 3\n" in done.printed) == ("conformance" in sections)
 
 
-def test_each_section_takes_ten_minutes_at_most() -> None:
+def test_what_matters_most_fits_in_ten_minutes() -> None:
     limits = {name: int(limit) for name, limit in re.findall(r"check ([\w-]+) (\d+) ", TEXT)}
     sanitized = dict(re.findall(r'sanitize "?\$?([\w-]+)"? (\d+) ', TEXT))
     assert {"tool", "memcheck-conformance"} == set(sanitized)
     each, conformance = int(sanitized["tool"]), int(sanitized["memcheck-conformance"])
     limits["sanitizer"] = len(SANITIZER_TOOLS) * each + conformance
     assert set(SECTIONS) == set(limits)
-    [first] = re.findall(r"gpu=\$\(timeout (\d+) python3", TEXT)
-    assert int(first) >= 180
-    assert limits["versions"] + int(first) < 600
-    assert max(limits.values()) <= 540
+    assert sum(limits[name] for name in SECTIONS[:5]) < 570
 
 
 def test_versions_on_a_gpu(
