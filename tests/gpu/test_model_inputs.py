@@ -54,11 +54,13 @@ def cut_to_logits_tokens(inputs: Tensors, host: Tensors) -> Tensors:
         slot_mapping=slots,
         logits_indices_padded=indices,
         num_logits_indices=len(indices),
+        positions=slots,
     )
     made = fast.make_kv_sharing_fast_prefill_common_attn_metadata(
         metadata, logits_indices_cpu=host[4]
     )
-    return [made.query_start_loc, made.query_start_loc_cpu]
+    assert made.positions is not None
+    return [made.query_start_loc, made.query_start_loc_cpu, made.positions]
 
 
 def make_starts(seed: int) -> Tensors:
