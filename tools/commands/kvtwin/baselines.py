@@ -369,8 +369,9 @@ def prepare_step(
         array, length = vector.numpy(), len(values)
         array[:length] = values
         array[length:] = values[-1] if padding is None else padding
+    rows, starts, logits = map(torch.from_numpy, given)
     sizes = int(cu_num_logits[-1]), num_reqs_padded, num_tokens_padded
-    return call_one_by_one(sys.modules[__name__], buffers, *map(torch.from_numpy, given), *sizes)
+    return call_one_by_one(sys.modules[__name__], buffers, rows, starts, logits, *sizes)
 
 
 def call_one_by_one(
@@ -600,8 +601,8 @@ def make_local_attention_virtual_batches(
     column = (virtual.chunk * columns)[:, None] + np.arange(columns)
     np.minimum(column, table.shape[1] - 1, out=column)
     gathered = torch.from_numpy(table.numpy()[virtual.request[:, None], column])
-    vectors = map(torch.from_numpy, (virtual.starts, virtual.seq_lens))
-    return virtual.describe(common_attn_metadata, *vectors, gathered)
+    starts, lens = map(torch.from_numpy, (virtual.starts, virtual.seq_lens))
+    return virtual.describe(common_attn_metadata, starts, lens, gathered)
 
 
 def make_kv_sharing_fast_prefill_common_attn_metadata(common_attn_metadata: Any) -> Any:

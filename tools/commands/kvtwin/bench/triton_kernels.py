@@ -188,7 +188,7 @@ def expand_idx_mapping(rows, logits, slots, numbers, BLOCK: tl.constexpr):
     tl.store(numbers + start + number, number, mask=is_logit)
 
 
-@triton.jit(do_not_specialize=["num_reqs"])
+@triton.jit(do_not_specialize=["num_reqs", "length"])
 def count_local_tokens(
     lens, local_lens, num_reqs, length, dcp_size, dcp_rank, interleave, BLOCK: tl.constexpr
 ):
