@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,9 @@ import pytest
 
 from conformance.adapters.implementations import FAST, load_implementation
 from kvtwin.bench import command_line
-from kvtwin.bench.command_line import main, read_record
+from kvtwin.bench.command_line import Record, main, read_record
 from kvtwin.bench.jobs import KINDS, Job, Side, make_batch
-from kvtwin.bench.measure import measure
+from kvtwin.bench.measure import Row, measure
 from kvtwin.bench.steps import JOBS
 
 FUNCTION = "get_dcp_local_seq_lens"
@@ -69,6 +70,27 @@ def test_a_run_is_compared_with_a_stored_one(
     assert 1 == main(check)
 
 
+def test_a_run_on_a_gpu_is_stored_shown_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_line, "SIZES", (8,))
+    alone = Row("split_hairs", "mixed", 8, 3.0)
+    both = Row(FUNCTION, "mixed", 8, 20.0, 40.0, device_us=2.0, baseline_device_us=2.5)
+    record = Record("kvtwin bench", "2026-11-29", {"GPU": "new"}, "triton", "cuda", [alone, both])
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"schema": command_line.SCHEMA, **dataclasses.asdict(record)}))
+    assert record == read_record(path)
+    command_line.show(record)
+    shown = capsys.readouterr().out
+    for cell in ("3.00 / -", "20 / 40  0.50", "2.00 / 2.50  0.80"):
+        assert cell in shown
+    slower = dataclasses.replace(record, rows=[dataclasses.replace(both, device_us=4.0)])
+    assert not command_line.is_as_fast(record, slower)
+    assert "8 requests on the device: 1.60 times the baseline, 0.80" in capsys.readouterr().out
+    pytest.importorskip("matplotlib", reason="matplotlib comes with .[bench]")
+    command_line.draw(record, tmp_path / "run.png")
+
+
 def test_another_baseline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +106,23 @@ def test_another_baseline(
         baseline = str(tmp_path / f"{name}.py")
         assert status == main(["--baseline", baseline, "--functions", FUNCTION])
         assert said in capsys.readouterr().out
+
+
+def test_an_interrupted_run_shows_what_it_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(job: Job, *_: object) -> Row:
+        if job.num_groups == 4:
+            raise KeyboardInterrupt
+        return Row(job.name, "mixed", 8, 1.0, 2.0)
+
+    monkeypatch.setattr(command_line, "SIZES", (8,))
+    monkeypatch.setattr(command_line, "measure", measure)
+    assert 1 == main(["--functions", "compute_slot_mappings"])
+    printed = capsys.readouterr()
+    assert "interrupted: only these functions are timed" in printed.err
+    assert "compute_slot_mappings, 1 group" in printed.out
+    assert "compute_slot_mappings, 4 groups" not in printed.out
 
 
 def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,9 @@ def run(folder: Path, *sections: str, text: str = "", **settings: str) -> Done:
         env={**inherited, "PATH": path, **chosen, **settings},
     )
     table = done.stdout.partition("\ngpu_check, ")[2]
-    found = re.findall(r"^([\w-]+) +(ok|-|FAILS|TIMEOUT|no GPU|no time) +\d+s  (.*)$", table, re.MULTILINE)
+    found = re.findall(
+        r"^([\w-]+) +(ok|-|FAILS|TIMEOUT|no GPU|no time) +\d+s  (.*)$", table, re.MULTILINE
+    )
     rows = {name: f"{state}: {said}" for name, state, said in found}
     logs = {log.name: log.read_text() for log in (folder / "logs").glob("*")}
     return Done(done.returncode, rows, done.stdout + done.stderr, logs)

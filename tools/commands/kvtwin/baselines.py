@@ -9,8 +9,9 @@ and micro-batches.
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ class BlockTables:
         device: object,
     ) -> None:
         del device
+        self.device = torch.device("cpu")
         self.block_sizes = block_sizes
         self.max_num_reqs, self.max_num_batched_tokens = max_num_reqs, max_num_batched_tokens
         widths = max_num_blocks_per_group
@@ -336,9 +338,10 @@ class StepBuffers:
         self, block_tables: BlockTables, max_model_len: int, num_speculative_tokens: int
     ) -> None:
         num_slots, num_tokens = block_tables.max_num_reqs, block_tables.max_num_batched_tokens
+        device = block_tables.device
 
         def make(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device="cpu")
+            return torch.zeros(shape, dtype=dtype, device=device)
 
         self.block_tables = block_tables
         self.num_computed_tokens, self.prefill_len = make(num_slots), make(num_slots)
@@ -360,7 +363,6 @@ def prepare_step(
     num_reqs_padded: int,
     num_tokens_padded: int,
 ) -> SimpleNamespace:
-    """Call the functions one by one."""
     given = (idx_mapping, query_start_loc, cu_num_logits)
     vectors = (buffers.idx_mapping, buffers.query_start_loc, buffers.cu_num_logits)
     for vector, values, padding in zip(vectors, given, (-1, None, None), strict=True):
@@ -368,17 +370,32 @@ def prepare_step(
         array[:length] = values
         array[length:] = values[-1] if padding is None else padding
     rows, starts, logits = map(torch.from_numpy, given)
+    sizes = int(cu_num_logits[-1]), num_reqs_padded, num_tokens_padded
+    return call_one_by_one(sys.modules[__name__], buffers, rows, starts, logits, *sizes)
+
+
+def call_one_by_one(
+    module: Any,
+    buffers: StepBuffers,
+    rows: torch.Tensor,
+    starts: torch.Tensor,
+    logits: torch.Tensor,
+    num_logits: int,
+    num_reqs_padded: int,
+    num_tokens_padded: int,
+) -> SimpleNamespace:
+    """Prepare a step by the functions of a module."""
     tables, ids, lens = buffers.block_tables, buffers.input_ids, buffers.seq_lens
     computed, known = buffers.num_computed_tokens, buffers.prefill_len
     tables.apply_staged_writes()
     gathered = tables.gather_block_tables(rows, num_reqs_padded)
-    prepare_pos_seq_lens(rows, starts, computed, buffers.positions, lens)
-    prepare_prefill_inputs(
+    module.prepare_pos_seq_lens(rows, starts, computed, buffers.positions, lens)
+    module.prepare_prefill_inputs(
         ids, buffers.next_prefill_tokens, rows, starts, buffers.all_token_ids, known, computed
     )
-    indices = combine_sampled_and_draft_tokens(
+    indices = module.combine_sampled_and_draft_tokens(
         *(ids, rows, buffers.last_sampled_tokens, starts, lens, known, buffers.draft_tokens),
-        *(logits, int(cu_num_logits[-1])),
+        *(logits, num_logits),
     )
     slots = tables.compute_slot_mappings(rows, starts, buffers.positions, num_tokens_padded)
     return SimpleNamespace(
@@ -530,10 +547,35 @@ def _cut(part: Any, metadata: Any) -> CommonAttentionMetadata:
     )
 
 
-def make_local_attention_virtual_batches(
-    attn_chunk_size: int, common_attn_metadata: Any, block_size: int = 0
-) -> CommonAttentionMetadata:
-    metadata = common_attn_metadata
+class VirtualRequests(NamedTuple):
+    """The virtual requests of chunked local attention."""
+
+    request: np.ndarray[Any, Any]
+    chunk: np.ndarray[Any, Any]
+    starts: np.ndarray[Any, Any]
+    seq_lens: np.ndarray[Any, Any]
+
+    def describe(
+        self, metadata: Any, starts: torch.Tensor, seq_lens: torch.Tensor, table: torch.Tensor
+    ) -> CommonAttentionMetadata:
+        """Return their metadata, with these tensors of the device."""
+        query_lens = np.diff(self.starts)
+        return CommonAttentionMetadata(
+            query_start_loc=starts,
+            query_start_loc_cpu=torch.from_numpy(self.starts),
+            seq_lens=seq_lens,
+            seq_lens_cpu=torch.from_numpy(self.seq_lens),
+            num_computed_tokens_cpu=torch.from_numpy(self.seq_lens - query_lens),
+            num_reqs=len(self.seq_lens),
+            num_actual_tokens=metadata.num_actual_tokens,
+            max_query_len=int(query_lens.max()),
+            max_seq_len=int(self.seq_lens.max()),
+            block_table_tensor=table,
+            slot_mapping=metadata.slot_mapping,
+        )
+
+
+def find_virtual_requests(attn_chunk_size: int, metadata: Any) -> VirtualRequests:
     starts = metadata.query_start_loc_cpu.numpy()
     seq_lens = metadata.seq_lens_cpu.numpy().astype(np.int64)
     query_lens = np.diff(starts).astype(np.int64)
@@ -541,49 +583,45 @@ def make_local_attention_virtual_batches(
     first_chunk = np.maximum(np.minimum(begins, seq_lens - 1), 0) // attn_chunk_size
     num_chunks = np.maximum(seq_lens - 1, 0) // attn_chunk_size - first_chunk + 1
     ends = np.cumsum(num_chunks)
-    size = int(ends[-1]) if len(ends) else 0
+    size = int(ends[-1])
     request = np.repeat(np.arange(len(seq_lens)), num_chunks)
     chunk = np.arange(size) - np.repeat(ends - num_chunks - first_chunk, num_chunks)
     chunk_begin = chunk * attn_chunk_size
     end = np.minimum(chunk_begin + attn_chunk_size, seq_lens[request])
-    local_query_lens = end - np.maximum(chunk_begin, begins[request])
-    local_seq_lens = (end - chunk_begin).astype(np.int32)
     local_starts = np.zeros(size + 1, np.int32)
-    np.cumsum(local_query_lens, out=local_starts[1:])
+    np.cumsum(end - np.maximum(chunk_begin, begins[request]), out=local_starts[1:])
+    return VirtualRequests(request, chunk, local_starts, (end - chunk_begin).astype(np.int32))
 
-    columns = attn_chunk_size // block_size
-    table = metadata.block_table_tensor
-    column = (chunk * columns)[:, None] + np.arange(columns)
+
+def make_local_attention_virtual_batches(
+    attn_chunk_size: int, common_attn_metadata: Any, block_size: int = 0
+) -> CommonAttentionMetadata:
+    virtual = find_virtual_requests(attn_chunk_size, common_attn_metadata)
+    columns, table = attn_chunk_size // block_size, common_attn_metadata.block_table_tensor
+    column = (virtual.chunk * columns)[:, None] + np.arange(columns)
     np.minimum(column, table.shape[1] - 1, out=column)
-    virtual_table = torch.from_numpy(table.numpy()[request[:, None], column])
-    starts_cpu, lens_cpu = torch.from_numpy(local_starts), torch.from_numpy(local_seq_lens)
-    computed = (local_seq_lens - local_query_lens).astype(np.int32)
-    return CommonAttentionMetadata(
-        query_start_loc=starts_cpu,
-        query_start_loc_cpu=starts_cpu,
-        seq_lens=lens_cpu,
-        seq_lens_cpu=lens_cpu,
-        num_computed_tokens_cpu=torch.from_numpy(computed),
-        num_reqs=size,
-        num_actual_tokens=metadata.num_actual_tokens,
-        max_query_len=int(local_query_lens.max()) if size else 0,
-        max_seq_len=int(local_seq_lens.max()) if size else 0,
-        block_table_tensor=virtual_table,
-        slot_mapping=metadata.slot_mapping,
-    )
+    gathered = torch.from_numpy(table.numpy()[virtual.request[:, None], column])
+    starts, lens = map(torch.from_numpy, (virtual.starts, virtual.seq_lens))
+    return virtual.describe(common_attn_metadata, starts, lens, gathered)
 
 
 def make_kv_sharing_fast_prefill_common_attn_metadata(common_attn_metadata: Any) -> Any:
     metadata = common_attn_metadata
-    indices = metadata.logits_indices_padded
-    if indices is None or metadata.max_query_len == 1:
+    if metadata.logits_indices_padded is None or metadata.max_query_len == 1:
         return metadata
+    return take_logits(metadata, metadata.logits_indices_padded)
+
+
+def take_logits(
+    metadata: Any, indices: torch.Tensor, on_device: torch.Tensor | None = None
+) -> CommonAttentionMetadata:
+    """Return the metadata of the tokens with logits; the starts on a device may be given."""
     num_logits = int(metadata.num_logits_indices)
-    indices = indices.numpy()[:num_logits]
-    starts = np.searchsorted(indices, metadata.query_start_loc_cpu.numpy()).astype(np.int32)
+    places = indices.numpy()[:num_logits]
+    starts = np.searchsorted(places, metadata.query_start_loc_cpu.numpy()).astype(np.int32)
     starts_cpu = torch.from_numpy(starts)
     return CommonAttentionMetadata(
-        query_start_loc=starts_cpu,
+        query_start_loc=starts_cpu if on_device is None else on_device,
         query_start_loc_cpu=starts_cpu,
         seq_lens=metadata.seq_lens,
         seq_lens_cpu=metadata.seq_lens_cpu,
@@ -601,30 +639,49 @@ BLOCK_M = 8
 MIN_PROGRAMS = 1024
 
 
+class Programs(NamedTuple):
+    """The programs of a causal convolution, listed on the host."""
+
+    nums: np.ndarray[Any, Any]
+    ends: np.ndarray[Any, Any]
+    sequence: np.ndarray[Any, Any]
+    offset: np.ndarray[Any, Any]
+
+    @property
+    def length(self) -> int:
+        """The length of the padded vectors."""
+        return 2 * max(MIN_PROGRAMS, len(self.sequence))
+
+    def describe(
+        self, batch_ptr: torch.Tensor, token_chunk_offset_ptr: torch.Tensor
+    ) -> tuple[dict[int, dict[str, Any]], torch.Tensor, torch.Tensor]:
+        described = {
+            "nums": torch.from_numpy(self.nums),
+            "tot": len(self.sequence),
+            "mlist": torch.from_numpy(self.sequence),
+            "mlist_len": len(self.sequence),
+            "offsetlist": torch.from_numpy(self.offset),
+            "batch_ptr": batch_ptr,
+            "token_chunk_offset_ptr": token_chunk_offset_ptr,
+        }
+        return {BLOCK_M: described}, batch_ptr, token_chunk_offset_ptr
+
+
+def list_programs(query_start_loc_p: torch.Tensor) -> Programs:
+    nums = (np.diff(query_start_loc_p.numpy()) + (BLOCK_M - 1)) // BLOCK_M
+    ends = np.cumsum(nums)
+    offset = np.arange(ends[-1]) - np.repeat(ends - nums, nums)
+    return Programs(nums, ends, np.repeat(np.arange(len(nums)), nums), offset.astype(np.int32))
+
+
 def compute_causal_conv1d_metadata(
     query_start_loc_p: torch.Tensor,
 ) -> tuple[dict[int, dict[str, Any]], torch.Tensor, torch.Tensor]:
-    num_tokens = np.diff(query_start_loc_p.numpy())
-    nums = (num_tokens + (BLOCK_M - 1)) // BLOCK_M
-    ends = np.cumsum(nums)
-    total = int(ends[-1]) if len(ends) else 0
-    sequence = np.repeat(np.arange(len(nums)), nums)
-    program = (np.arange(total) - np.repeat(ends - nums, nums)).astype(np.int32)
-    length = 2 * max(MIN_PROGRAMS, total)
-    padded = np.full((2, length), -1, np.int32)
-    padded[0, :total] = sequence
-    padded[1, :total] = program
+    programs = list_programs(query_start_loc_p)
+    padded = np.full((2, programs.length), -1, np.int32)
+    padded[:, : len(programs.sequence)] = programs.sequence, programs.offset
     batch_ptr, token_chunk_offset_ptr = map(torch.from_numpy, padded)
-    described = {
-        "nums": torch.from_numpy(nums),
-        "tot": total,
-        "mlist": torch.from_numpy(sequence),
-        "mlist_len": total,
-        "offsetlist": torch.from_numpy(program),
-        "batch_ptr": batch_ptr,
-        "token_chunk_offset_ptr": token_chunk_offset_ptr,
-    }
-    return {BLOCK_M: described}, batch_ptr, token_chunk_offset_ptr
+    return programs.describe(batch_ptr, token_chunk_offset_ptr)
 
 
 def get_dcp_local_seq_lens(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import math
 import shlex
@@ -22,18 +23,32 @@ from conformance.adapters.implementations import FAST, Implementation, load_impl
 from conformance.name_lists import near
 from kvtwin.bench.jobs import KINDS, SIZES, Job, Side, make_batch
 from kvtwin.bench.measure import Row, WrongAnswerError, best_us, measure
-from kvtwin.bench.steps import JOBS, STEP
+from kvtwin.bench.steps import JOBS, ON_GPU, STEP
 from kvtwin.machine import cpu_model
 from kvtwin.parser import Parser, new_file, redirect_stdout_for_json, write_json
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 """The version of the JSON."""
+
+READ: Final = (2, SCHEMA)
+"""The versions that are read: 2 has no device time of a baseline."""
+
+BASELINES: Final = {"cpu": "kvtwin.baselines", "cuda": "kvtwin.bench.triton_baseline"}
+"""The module of the default baseline on each device."""
 
 ENGINE: Final = "vllm"
 """The baseline that is an engine."""
 
-OF_ENGINE: Final = ("decode", "mixed")
-"""The kinds of batches on which it is timed; functions but those of a step on mixed ones only."""
+FEW_KINDS: Final = ("decode", "mixed")
+"""The kinds of batches for an engine and on a GPU; only functions of a step have decode batches."""
+
+LINES: Final = (
+    ("fast_us", "C0o-", "fast"),
+    ("baseline_us", "C1s--", "baseline"),
+    ("device_us", "C0^-.", "fast, on the device"),
+    ("baseline_device_us", "C1v:", "baseline, on the device"),
+)
+"""The lines of a picture: the times of a row, how they are drawn, and what they are."""
 
 MAX_GROWN: Final = 1.5
 """The factor by which a ratio to the baseline may grow from one run to another."""
@@ -56,38 +71,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status."""
     parser = _make_parser()
     options = parser.parse_args(arguments)
-    with parser.reporting_errors():
-        jobs = _pick(options.functions)
-        stored = None if options.check is None else read_record(options.check)
-        baseline = _load_baseline(options.baseline)
-    if options.png is not None:
-        import matplotlib  # noqa: F401, ICN001, PLC0415  # that it is missing is reported at once
     is_on_gpu = options.device == "cuda"
+    if is_on_gpu and options.baseline == ENGINE:
+        parser.error("argument --baseline: vllm is timed on a CPU")
     if is_on_gpu and not torch.cuda.is_available():
         parser.error("argument --device: there is no CUDA device")
+    with parser.reporting_errors():
+        jobs = _pick(options.functions, ON_GPU + JOBS if is_on_gpu else JOBS)
+        stored = None if options.check is None else read_record(options.check)
+        baseline = _load_baseline(options.baseline, options.device)
+    if options.png is not None:
+        import matplotlib  # noqa: F401, ICN001, PLC0415  # that it is missing is reported at once
     targets = [Side("fast", FAST, options.device, is_on_gpu)]
-    targets += [] if is_on_gpu else [Side("baseline", baseline)]
-    kinds = OF_ENGINE if options.baseline == ENGINE else KINDS
+    targets += [] if baseline is None else [Side("baseline", baseline, options.device, is_on_gpu)]
+    is_short = is_on_gpu or options.baseline == ENGINE
+    kinds = FEW_KINDS if is_short else KINDS
     batches = [make_batch(kind, size) for kind in kinds for size in SIZES]
     fast.warmup()
-    rows = []
+    rows, is_whole = [], True
     try:
         for job in tqdm(jobs, unit="function", disable=None, file=sys.stderr):
-            is_for_all = options.baseline != ENGINE or job.num_groups is not None
+            is_for_all = not is_short or job.num_groups is not None
             of_job = [batch for batch in batches if is_for_all or batch.kind == "mixed"]
             rows += [row for batch in of_job if (row := measure(job, batch, targets))]
     except WrongAnswerError as error:
         print(f"WRONG: {error}")
         return 1
+    except KeyboardInterrupt:  # `gpu_check.sh` ends it so, when its time is over
+        print("interrupted: only these functions are timed", file=sys.stderr)
+        is_whole = False
     if not rows:
-        print(f"nothing was timed: {baseline.name} has none of these functions")
+        print(f"nothing was timed: {targets[-1].implementation.name} has none of these functions")
         return 1
     gpu = {"GPU": torch.cuda.get_device_name()} if is_on_gpu else {}
     record = Record(
         command=shlex.join(["kvtwin", "bench", *(arguments or sys.argv[1:])]),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         machine={"CPU": cpu_model(), "torch": torch.__version__, **gpu},
-        baseline=baseline.module.__name__,
+        baseline=baseline.module.__name__ if baseline else "none, as Triton is not installed",
         device=options.device,
         rows=rows,
         torch_add_us=None if is_on_gpu else _torch_add_us(),
@@ -98,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         draw(record, options.png)
     with redirect_stdout_for_json(options.json):
         show(record)
-        return 0 if stored is None else int(not is_as_fast(stored, record))
+        is_fine = stored is None or is_as_fast(stored, record)
+        return int(not (is_fine and is_whole))
 
 
 def read_record(path: Path) -> Record:
@@ -110,7 +132,7 @@ def read_record(path: Path) -> Record:
     """
     try:
         content = json.loads(path.read_text())
-        if content.pop("schema") != SCHEMA:
+        if content.pop("schema") not in READ:
             raise ValueError(f"{path} is a record of another version")
         return Record(**{**content, "rows": [Row(**row) for row in content["rows"]]})
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
@@ -118,9 +140,12 @@ def read_record(path: Path) -> Record:
 
 
 def show(record: Record) -> None:
-    """Print a line for each function: its times for mixed batches, its ratios over all batches."""
-    title = "host / device" if record.device == "cuda" else "fast / baseline, and their ratio"
-    table = Table(title=f"µs for a mixed batch of so many requests: {title}; ?: times vary")
+    """Print a line for each function: its times for mixed batches, its ratios over all batches.
+
+    Its times on a device have another line.
+    """
+    title = "fast / baseline, and their ratio; ?: times vary"
+    table = Table(title=f"µs for a mixed batch of so many requests: {title}")
     table.add_column("function")
     for name in (*(f"{size:,}" for size in SIZES), "mean ratio, all batches", "worst"):
         table.add_column(name, justify="right")
@@ -128,13 +153,22 @@ def show(record: Record) -> None:
         kinds = ("mixed", "decode") if is_of_step(function) else ("mixed",)
         for kind in kinds:
             of_kind = {row.num_reqs: row for row in rows if row.kind == kind}
-            cells = [_cell(of_kind[size]) if size in of_kind else "-" for size in SIZES]
             is_first = kind == kinds[0]
-            name = function if is_first else "  the same, all decode"
-            table.add_row(name, *cells, *(summary(rows) if is_first else ()))
-    mean, worst = summary(record.rows)
+            for is_device in (False, True):
+                if is_device and all(row.device_us is None for row in rows):
+                    continue
+                cells = [
+                    _cell(of_kind[size], is_device=is_device) if size in of_kind else "-"
+                    for size in SIZES
+                ]
+                name = function if is_first else "  the same, all decode"
+                ratios = summary(rows, is_device=is_device) if is_first else ()
+                table.add_row("  on the device" if is_device else name, *cells, *ratios)
     table.add_section()
-    table.add_row("all", *["" for _ in SIZES], mean, worst)
+    table.add_row("all", *["" for _ in SIZES], *summary(record.rows))
+    if record.device == "cuda":
+        ratios = summary(record.rows, is_device=True)
+        table.add_row("  on the device", *["" for _ in SIZES], *ratios)
     console = Console()
     console = console if console.is_terminal else Console(width=150)
     machine = "; ".join(f"{name} {value}" for name, value in record.machine.items())
@@ -161,9 +195,10 @@ def by_function(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def summary(rows: Iterable[Row]) -> tuple[str, str]:
+def summary(rows: Iterable[Row], *, is_device: bool = False) -> tuple[str, str]:
     """Return the geometric mean of the ratios to the baseline, and the worst, as text."""
-    ratios = [row.ratio for row in rows if row.ratio is not None]
+    every = [row.device_ratio if is_device else row.ratio for row in rows]
+    ratios = [ratio for ratio in every if ratio is not None]
     if not ratios:
         return "-", "-"
     mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
@@ -177,25 +212,30 @@ def format_us(microseconds: float | None) -> str:
     return f"{microseconds:.2f}" if microseconds < 10 else f"{microseconds:,.0f}"
 
 
-def _cell(row: Row) -> str:
-    other = row.baseline_us if row.device_us is None else row.device_us
-    ratio = "" if row.ratio is None else f"  {row.ratio:.2f}"
-    return f"{format_us(row.fast_us)} / {format_us(other)}{'' if row.is_steady else '?'}{ratio}"
+def _cell(row: Row, *, is_device: bool) -> str:
+    times = (row.device_us, row.baseline_device_us) if is_device else (row.fast_us, row.baseline_us)
+    ours, theirs = map(format_us, times)
+    ratio = row.device_ratio if is_device else row.ratio
+    steady = "" if row.is_steady else "?"
+    shown = "" if ratio is None else f"  {ratio:.2f}"
+    return f"{ours} / {theirs}{steady}{shown}"
 
 
 def is_as_fast(old: Record, new: Record) -> bool:
     """Print each ratio to the baseline that has grown by half; return whether none has."""
-    before = {(row.function, row.kind, row.num_reqs): row.ratio for row in old.rows}
+    before = {(row.function, row.kind, row.num_reqs): row for row in old.rows}
     num_compared = num_grown = 0
     for row in new.rows:
-        was, now = before.get((row.function, row.kind, row.num_reqs)), row.ratio
-        if was is None or now is None:
-            continue
-        num_compared += 1
-        if now > MAX_GROWN * was:
-            num_grown += 1
-            where = f"{row.function}, {row.kind}, {row.num_reqs} requests"
-            print(f"GROWN: {where}: {now:.2f} times the baseline, {was:.2f} before")
+        stored = before.get((row.function, row.kind, row.num_reqs))
+        for name, place in (("ratio", ""), ("device_ratio", " on the device")):
+            was, now = getattr(stored, name, None), getattr(row, name)
+            if was is None or now is None:
+                continue
+            num_compared += 1
+            if now > MAX_GROWN * was:
+                num_grown += 1
+                where = f"{row.function}, {row.kind}, {row.num_reqs} requests{place}"
+                print(f"GROWN: {where}: {now:.2f} times the baseline, {was:.2f} before")
     print(f"{num_compared} ratios compared with the stored run, {num_grown} have grown by half")
     return num_compared > 0 and not num_grown
 
@@ -213,10 +253,10 @@ def draw(record: Record, path: Path) -> None:
     for axis in axes.flat[len(functions) :]:
         axis.set_axis_off()
     for axis, (function, rows) in zip(axes.flat, functions.items(), strict=False):
-        for name, style in (("fast", "o-"), ("baseline", "s--"), ("device", "^:")):
-            times = [(row.num_reqs, us) for row in rows if (us := getattr(row, f"{name}_us"))]
+        for name, style, label in LINES:
+            times = [(row.num_reqs, us) for row in rows if (us := getattr(row, name))]
             if times:
-                axis.loglog(*zip(*times, strict=True), style, label=name)
+                axis.loglog(*zip(*times, strict=True), style, label=label)
         axis.set_title(function, fontsize=8)
         axis.set_xlabel("requests")
         axis.set_ylabel("µs")
@@ -232,20 +272,24 @@ def _torch_add_us() -> float:
     return best_us(lambda: torch.add(values, values))
 
 
-def _pick(functions: str | None) -> list[Job]:
+def _pick(functions: str | None, jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs of the given functions, by default all."""
     if functions is None:
-        return list(JOBS)
-    known = {job.function: job.function.split(".")[-1] for job in JOBS}
+        return list(jobs)
+    known = {job.function: job.function.split(".")[-1] for job in jobs}
     for name in functions.split(","):
         if name not in {*known, *known.values()}:
             nearest = near(name, list(known))
             raise KeyError(f"argument --functions: {name!r} is not timed; try {nearest}")
     names = set(functions.split(","))
-    return [job for job in JOBS if names & {job.function, known[job.function]}]
+    return [job for job in jobs if names & {job.function, known[job.function]}]
 
 
-def _load_baseline(name: str) -> Implementation:
+def _load_baseline(name: str | None, device: str) -> Implementation | None:
+    """Return the baseline; None if it is the default one of a GPU, and Triton is not installed."""
+    if name is None and device == "cuda" and importlib.util.find_spec("triton") is None:
+        return None
+    name = name or BASELINES[device]
     try:
         found = load_implementation(name)
     except ValueError as error:
@@ -269,7 +313,7 @@ def _make_parser() -> Parser:
         ),
         statuses={
             0: "all results are right; with --check, no ratio to the baseline has grown by half",
-            1: "a result is wrong, or a ratio has grown",
+            1: "a result is wrong, a ratio has grown, or the run was interrupted",
         },
     )
     add = parser.add_argument
@@ -277,14 +321,14 @@ def _make_parser() -> Parser:
     add(
         "--baseline",
         metavar="MODULE",
-        default="kvtwin.baselines",
-        help="a module, a file, or vllm (the installed engine); default: %(default)s",
+        help="a module, a file, or vllm (the installed engine); default: NumPy and torch, on a GPU"
+        " Triton kernels",
     )
     add(
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="where fast runs: on a GPU, the times of host and device, without a baseline",
+        help="where functions run: on a GPU, the times of host and device",
     )
     parser.add_json("all times")
     add("--png", type=new_file, metavar="FILE", help="plot times against the number of requests")
