@@ -70,7 +70,9 @@ def make_local_attention_virtual_batches(
     seq_lens_cpu = torch.from_numpy(vectors[size + 1 : 2 * size + 1])
     if uses_kernels(table):
         on_device = upload(vectors[: 4 * size + 1], table.device, pin_memory=True)
-        local_starts, local_lens, rows, first = on_device.split([size + 1, size, size, size])
+        local_starts, local_lens, rows, first = on_device.split_with_sizes(
+            [size + 1, size, size, size]
+        )
         virtual_table = _gather_on_device(table, rows, first, columns)
     else:
         local_starts, local_lens = starts_cpu, seq_lens_cpu

@@ -217,7 +217,9 @@ def _split(ubatch_slices: list[tuple[str, Any]], batch: _Batch) -> list[CommonAt
         return [_make(cut, batch) for cut in cuts]
     lengths = [n for cut in cuts for n in (len(cut.vectors) // 3 + 1, len(cut.vectors) // 3)]
     packed = [cut.vectors[: 2 * (len(cut.vectors) // 3) + 1] for cut in cuts]
-    uploaded = upload(np.concatenate(packed), batch.device, pin_memory=True).split(lengths)
+    uploaded = upload(np.concatenate(packed), batch.device, pin_memory=True).split_with_sizes(
+        lengths
+    )
     pairs = zip(uploaded[::2], uploaded[1::2], strict=True)
     return [_make(cut, batch, *pair) for cut, pair in zip(cuts, pairs, strict=True)]
 

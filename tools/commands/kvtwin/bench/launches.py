@@ -37,7 +37,7 @@ from fast.kernels.cuda import Kernel, cuda
 from fast.launch import LAUNCHERS, launch_blocks
 from fast.pinned import Ring
 from kvtwin.bench.jobs import SIZES, Call, Side, make_batch
-from kvtwin.bench.measure import best_us, host_cost_us, time_in_turn
+from kvtwin.bench.measure import best_us, host_cost_us, time_in_turn, time_on_gpu
 from kvtwin.bench.steps import FUNCTIONS, Step
 
 SIGNATURE: Final = "void(int32[:, ::1], int64[::1], int32[::1], int64[::1], int64)"
@@ -221,7 +221,8 @@ def describe_functions(driver: NoDriver | None) -> Iterator[str]:
     for job in FUNCTIONS:
         prepared = job.prepare(batch, side)
         if driver is None:
-            yield f"{job.name}: {host_cost_us(prepared.call, reset=prepared.reset):.0f} us"
+            [(cost_us, _)] = time_on_gpu([prepared])
+            yield f"{job.name}: {cost_us:.0f} us"
             continue
         prepared.call()
         before = driver.num_launches
