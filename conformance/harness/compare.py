@@ -99,9 +99,7 @@ class Comparison:
                 return wrong
         return None
 
-    def _of_arrays(  # noqa: PLR0911  # one difference after the other
-        self, expected: Array, got: Any, where: str
-    ) -> Difference | None:
+    def _of_arrays(self, expected: Array, got: Any, where: str) -> Difference | None:
         if not isinstance(got, np.ndarray | torch.Tensor):
             return Difference(where, got, expected, "wrong type")
         if tuple(got.shape) != expected.shape:
