@@ -83,7 +83,8 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
         is the greatest `n_i`. `positions` are those of the needed tokens. The logits fields,
         `encoder_seq_lens` and `dcp_local_seq_lens` are None, and it is causal. All other fields are
         unchanged: the vectors by request, the block table and `slot_mapping` are the same objects,
-        not cut.
+        not cut. So `num_computed_tokens_cpu` remains the batch's: it is not derived again from the
+        lengths and the new starts.
 
     Raises:
         TypeError: A field of the wrong type or dtype.

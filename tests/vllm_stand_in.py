@@ -1,4 +1,4 @@
-"""A stand-in for vLLM 0.32, for its adapter, its baseline and its plugin.
+"""A stand-in for vLLM 0.33, for its adapter, its baseline and its plugin.
 
 It has modules of the same names, with objects of the same shapes that `fast` computes.
 """
@@ -147,6 +147,15 @@ def reorder_batch_to_split_decodes_and_prefills(
     )
 
 
+def split_attn_metadata(
+    ubatch_slices: list[fast.UBatchSlice], common_attn_metadata: CommonAttentionMetadata
+) -> list[CommonAttentionMetadata]:
+    """Cut `positions`, as 0.33 does; unlike that, also keep all other fields."""
+    slices = [fast.UBatchSlice(one.request_slice, one.token_slice) for one in ubatch_slices]
+    made = fast.split_attn_metadata(slices, _as_fast(common_attn_metadata))
+    return [_from_fast(part) for part in made]
+
+
 MODULES: dict[str, tuple[Any, ...]] = {
     "v1.attention.backend": (CommonAttentionMetadata,),
     "v1.attention.backends.utils": (
@@ -156,6 +165,7 @@ MODULES: dict[str, tuple[Any, ...]] = {
     ),
     "v1.kv_cache_interface": (FullAttentionSpec, MambaSpec),
     "v1.worker.block_table": (BlockTable,),
+    "v1.worker.ubatch_utils": (split_attn_metadata,),
     "v1.worker.gpu.input_batch": (fast.expand_idx_mapping, fast.prepare_pos_seq_lens),
     "triton_utils": (),
     "platforms": (),
@@ -176,7 +186,7 @@ def modules(
             made.__path__ = []
             made.__spec__ = importlib.machinery.ModuleSpec(whole, None, is_package=True)
         vars(found[f"vllm.{name}"]).update({member.__name__: member for member in members})
-    vars(found["vllm"])["__version__"] = "0.32.0"
+    vars(found["vllm"])["__version__"] = "0.33.0"
     if "vllm.triton_utils" in found:
         vars(found["vllm.triton_utils"])["HAS_TRITON"] = True
     if "vllm.platforms" in found:

@@ -194,6 +194,8 @@ class Adapter:
         takes_numpy_scalars: Whether it accepts NumPy scalars in place of Python numbers.
         takes_own_objects: Whether it accepts objects of a caller's own classes that have the
             attributes of its classes.
+        releases: The releases of the implementation for which the adapter was written, such as
+            "0.33". The header of a run says if the one under test is another.
 
     Args:
         module: The implementation.
@@ -208,6 +210,7 @@ class Adapter:
     unsupported: ClassVar[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {}
     takes_numpy_scalars: ClassVar[bool] = False
     takes_own_objects: ClassVar[bool] = False
+    releases: ClassVar[Sequence[str]] = ()
 
     def __init__(self, module: ModuleType) -> None:
         self.module = module

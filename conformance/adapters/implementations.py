@@ -269,7 +269,18 @@ class Implementation:
         cls = type(self.adapter)
         offered = f"offers {len(self.offered())} of {len(NAMES)} names"
         adapter = f"adapter {cls.__module__}.{cls.__name__}"
-        return f"{self.module.__name__} {self.version}, {self.file}; {offered}; {adapter}"
+        release = f"{self.module.__name__} {self.version}{self._unknown_release()}"
+        return f"{release}, {self.file}; {offered}; {adapter}"
+
+    def _unknown_release(self) -> str:
+        releases = self.adapter.releases
+        version, *known = (
+            tuple(map(int, re.findall(r"\d+", text)[:2])) for text in (self.version, *releases)
+        )
+        if not known or version in known:
+            return ""
+        than = "newer than" if version > max(known) else "none that"
+        return f" ({than} the adapter knows: {', '.join(releases)})"
 
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

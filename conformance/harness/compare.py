@@ -54,6 +54,8 @@ class Comparison:
     ) -> Difference | None:
         """Return the first wrong answer; append the first difference of a type alone to `mild`."""
         found: Difference | None
+        if is_guessed(got):
+            return None
         if isinstance(expected, np.ndarray):
             found = self._of_arrays(expected, got, where)
         elif isinstance(expected, list | tuple | dict | slice) or is_object(expected):
@@ -97,13 +99,9 @@ class Comparison:
                 return wrong
         return None
 
-    def _of_arrays(  # noqa: PLR0911  # one difference after the other
-        self, expected: Array, got: Any, where: str
-    ) -> Difference | None:
+    def _of_arrays(self, expected: Array, got: Any, where: str) -> Difference | None:
         if not isinstance(got, np.ndarray | torch.Tensor):
             return Difference(where, got, expected, "wrong type")
-        if is_guessed(got):
-            return None
         if tuple(got.shape) != expected.shape:
             return Difference(where, got, expected, "wrong shape")
         found = self._of_types(expected, got, where)

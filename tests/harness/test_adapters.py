@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -482,6 +484,39 @@ def test_vllm_s_functions_of_other_shapes_conform(
     assert "wrong answer: " in line_of(vllm, "split_decodes_and_prefills")
     assert not vllm.offers("gather_mm_placeholders")
     assert not vllm.offers("CommonAttentionMetadata.validate")
+
+
+@pytest.mark.parametrize("dropped", [None, "positions", "is_prefilling"])
+def test_vllm_s_micro_batches_keep_the_fields_of_a_batch(
+    vllm: Implementation, monkeypatch: pytest.MonkeyPatch, dropped: str | None
+) -> None:
+    utils = sys.modules["vllm.v1.worker.ubatch_utils"]
+    split = utils.split_attn_metadata
+
+    @functools.wraps(split)
+    def drop(*args: Any, **kwargs: Any) -> Any:
+        return [dataclasses.replace(part, **{dropped: None}) for part in split(*args, **kwargs)]
+
+    if dropped is not None:
+        monkeypatch.setattr(utils, "split_attn_metadata", drop)
+    line = line_of(vllm, "split_attn_metadata")
+    assert (dropped is not None) == ("wrong answer" in line)
+    assert (dropped or "") in line
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("0.33.1+cpu", ", "),
+        ("0.34.0rc1", " (newer than the adapter knows: 0.32, 0.33), "),
+        ("0.28.0", " (none that the adapter knows: 0.32, 0.33), "),
+    ],
+)
+def test_an_unknown_release_is_told(
+    vllm: Implementation, monkeypatch: pytest.MonkeyPatch, version: str, words: str
+) -> None:
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", version)
+    assert vllm.describe().startswith(f"vllm {version}{words}")
 
 
 def test_vllm_s_second_runner_is_called_as_it_is_where_it_has_triton(

@@ -125,12 +125,18 @@ class Outcome(NamedTuple):
 
     tokens: list[list[int]]
     shifted: list[list[int]]
+    most_requests: int  # of one step, the first time; 0 if the engine has its own process
     printed: list[str]
 
 
 @functools.cache
 def run_engine(
-    model: str, *, plugin: bool, speculates: bool = False, own_process: bool = False
+    model: str,
+    *,
+    plugin: bool,
+    batch: int = 8,
+    speculates: bool = False,
+    own_process: bool = False,
 ) -> Outcome:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -144,8 +150,10 @@ def run_engine(
             "kvtwin_of_checkout = kvtwin_vllm:register\n"
         )
         path = [name, ROOT, ROOT / "tools" / "vllm_plugin", Path(__file__).parent]
+        path += filter(None, [os.environ.get("PYTHONPATH")])
+        options = json.dumps(NGRAMS if speculates else {})
         ended = subprocess.run(  # noqa: S603  # no shell
-            [sys.executable, __file__, name, json.dumps(NGRAMS if speculates else {})],
+            [sys.executable, __file__, name, str(batch), options],
             env=os.environ
             | ENVIRONMENT
             | {
@@ -159,18 +167,21 @@ def run_engine(
             check=False,
         )
         assert 0 == ended.returncode, ended.stdout[-4000:]
-        tokens, shifted = json.loads((folder / "tokens.json").read_text())
-        return Outcome(tokens, shifted, ended.stdout.splitlines())
+        return Outcome(*json.loads((folder / "found.json").read_text()), ended.stdout.splitlines())
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_the_plugin_changes_no_token(model: str) -> None:
-    plain, plugin = (run_engine(model, plugin=plugin) for plugin in (False, True))
-    assert plain.tokens == plugin.tokens
-    assert len(set(map(tuple, plain.tokens))) > 6
-    assert plugin.tokens != plugin.shifted
+@pytest.mark.parametrize(
+    ("model", "batch"), [*((model, 8) for model in MODELS), ("gemma3", 128), ("lfm2", 128)]
+)
+def test_the_plugin_changes_no_token(model: str, batch: int) -> None:
+    plain, plugin = (run_engine(model, plugin=plugin, batch=batch) for plugin in (False, True))
     [line] = [line for line in plugin.printed if "kvtwin-vllm: " in line]
-    assert re.search(r"kvtwin-vllm: fast replaces 17 functions: BlockTable\.", line)
+    assert "kvtwin-vllm: fast replaces 17 functions: BlockTable." in line, line
+    most = plain.most_requests
+    assert batch == most, f"no step had {batch} requests, as was to be tested, but at most {most}"
+    assert plain.tokens == plugin.tokens
+    assert len(set(map(tuple, plain.tokens))) > batch // 2
+    assert plugin.tokens != plugin.shifted
 
 
 def test_speculative_decoding_changes_no_token() -> None:
@@ -213,27 +224,31 @@ def prepare() -> None:
     CPUAttentionMetadataBuilder.reorder_batch_threshold = 1
 
 
-def shift_slots(step: int) -> None:
-    """Shift the slots of all tokens by one, in one step."""
+def watch_slots(sizes: list[int], shifted_step: int | None) -> None:
+    """Append each step's number of requests to a list; in one step, shift all slots by one."""
     from vllm.v1.worker.block_table import MultiGroupBlockTable  # noqa: PLC0415
 
-    compute, steps = MultiGroupBlockTable.compute_slot_mapping, iter(range(10_000))
+    compute = MultiGroupBlockTable.compute_slot_mapping
 
-    def shift(self: Any, num_reqs: int, query_start_loc: Any, positions: Any) -> None:
+    def watch(self: Any, num_reqs: int, query_start_loc: Any, positions: Any) -> None:
         compute(self, num_reqs, query_start_loc, positions)
-        if next(steps) == step:
+        if len(sizes) == shifted_step:
             for table in self.block_tables:
                 if table.slot_mapping_mode.name == "TOKEN_TO_KV_SLOT":
                     table.slot_mapping.gpu[: len(positions)] -= 1
+        sizes.append(num_reqs)
 
-    MultiGroupBlockTable.compute_slot_mapping = shift
+    MultiGroupBlockTable.compute_slot_mapping = watch
 
 
-def main(folder: str, options: str) -> None:
+def main(folder: str, batch: str, options: str) -> None:
     from vllm import LLM, SamplingParams  # noqa: PLC0415
 
+    size = int(batch)
     draw = random.Random(3)  # noqa: S311  # no secret
-    lengths = [draw.choice([draw.randint(1, 20), draw.randint(20, 200)]) for _ in range(12)]
+    lengths = [
+        draw.choice([draw.randint(1, 20), draw.randint(20, 200)]) for _ in range(size * 3 // 2)
+    ]
     prompts = [{"prompt_token_ids": [draw.randrange(3, 500) for _ in range(n)]} for n in lengths]
     params = [
         SamplingParams(
@@ -249,19 +264,21 @@ def main(folder: str, options: str) -> None:
         dtype="float32",
         block_size=32,
         max_model_len=1024,
-        max_num_seqs=8,
-        max_num_batched_tokens=128,
+        max_num_seqs=size,
+        max_num_batched_tokens=16 * size,
         enable_prefix_caching=False,
         disable_log_stats=True,
         seed=0,
         **json.loads(options),
     )
-    generated = []
-    for _ in range(2):
+    generated, most = [], []
+    for shifted_step in (None, 12):
+        sizes: list[int] = []
+        watch_slots(sizes, shifted_step)
         outputs = engine.generate(prompts, params, use_tqdm=False)
         generated.append([list(output.outputs[0].token_ids) for output in outputs])
-        shift_slots(step=12)
-    (Path(folder) / "tokens.json").write_text(json.dumps(generated))
+        most.append(max(sizes, default=0))
+    (Path(folder) / "found.json").write_text(json.dumps([*generated, most[0]]))
 
 
 if __name__ == "__main__":

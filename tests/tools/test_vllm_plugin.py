@@ -131,9 +131,14 @@ def make_metadata(**others: Any) -> Any:
 # When functions are replaced.
 
 
+@pytest.mark.parametrize("release", kvtwin_vllm.KNOWN_RELEASES)
 def test_functions_are_replaced_when_a_worker_is_initialized(
-    vllm: Modules, caplog: pytest.LogCaptureFixture
+    vllm: Modules,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    release: str,
 ) -> None:
+    monkeypatch.setattr(vllm["vllm"], "__version__", f"{release}.1")
     kvtwin_vllm.register()
     assert "vLLM's" == function_of(vllm, "split_decodes_and_prefills")(None)
     for _ in range(2):
@@ -152,7 +157,7 @@ def test_what_cannot_work_is_left_alone(
         raise OSError("no space for compiled loops")
 
     with monkeypatch.context() as patch:
-        patch.setattr(vllm["vllm"], "__version__", "0.33.1")
+        patch.setattr(vllm["vllm"], "__version__", "0.34.0")
         assert "vLLM's" == start(vllm).split(None)
     with monkeypatch.context() as patch:
         patch.setattr(importlib.util, "find_spec", {"numba_cuda": None}.__getitem__)
@@ -164,7 +169,7 @@ def test_what_cannot_work_is_left_alone(
             assert "vLLM's" == start(vllm, device_type=device).split(None)
     for said, message in zip(
         (
-            "nothing is replaced, as this is vLLM 0.33.1, and it knows only 0.32",
+            "nothing is replaced, as this is vLLM 0.34.0, and it knows only 0.32, 0.33",
             "a GPU needs numba-cuda: pip install -e '.[cuda]'",
             *["nothing is replaced, as the installation failed"] * 2,
         ),

@@ -125,8 +125,14 @@ class Calls:
         kv_cache_config: Any,
         max_query_len: int | None = None,
         max_seq_len: int | None = None,
+        *,
+        dcp_local_seq_lens: torch.Tensor | None = None,
+        dcp_local_seq_lens_cpu_upper_bound: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        is_prefilling: torch.Tensor | None = None,
+        req_idx: Any = None,
     ) -> Any:
-        """Pass builders in groups of one each, and the maxima."""
+        """Pass builders in groups of one each, the maxima, and vectors that vLLM's runner cuts."""
         del num_computed_tokens_cpu
         if seq_lens.cpu is None:
             raise Unsupported("lengths that the host does not know")
@@ -151,6 +157,11 @@ class Calls:
             slot_mappings=slot_mappings,
             kv_cache_config=kv_cache_config,
             seq_lens_cpu_upper_bound=lengths,
+            dcp_local_seq_lens=dcp_local_seq_lens,
+            dcp_local_seq_lens_cpu_upper_bound=dcp_local_seq_lens_cpu_upper_bound,
+            positions=None if positions is None else positions[:num_tokens],
+            is_prefilling=None if is_prefilling is None else is_prefilling[:num_reqs],
+            req_idx=None if req_idx is None else req_idx[:num_reqs],
         )
 
     # Functions that an engine calls when it starts.

@@ -81,6 +81,7 @@ def _ends_before_it_starts(tokens: slice) -> bool:
 class VllmAdapter(Adapter):
     """Converts objects of vLLM, which does not validate its input."""
 
+    releases = places.RELEASES
     validates = False
     lacks = frozenset({"num_computed_tokens_cpu", "seq_lens_cpu_upper_bound"})
     parameters: ClassVar[Mapping[str, Mapping[str, str]]] = {
@@ -172,6 +173,7 @@ class VllmAdapter(Adapter):
             fields["seq_lens_cpu"] = supplied(theirs.seq_lens)
         computed = theirs.seq_lens - theirs.query_start_loc.diff()
         fields["num_computed_tokens_cpu"] = supplied(computed, is_known=False)
+        fields["seq_lens_cpu_upper_bound"] = supplied(fields["seq_lens_cpu"], is_known=False)
         return self.made(METADATA, **fields)
 
     def config(self, ours: Any) -> Any:

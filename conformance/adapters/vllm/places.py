@@ -1,4 +1,4 @@
-"""The modules of vLLM 0.32 that have our names. Names that are not listed are absent."""
+"""The modules of vLLM that have our names. Names that are not listed are absent."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import sys
 from typing import Any, Final
 
 from conformance.adapters.vllm import second_runner
+
+RELEASES: Final = ("0.32", "0.33")
+"""The releases with which the adapter was tried."""
 
 SPECS: Final = (
     "KVCacheSpec",

@@ -51,13 +51,14 @@ _WITHOUT_DUMMIES: Final = (
     "get_num_sampled_and_rejected",
     "post_update_num_computed_tokens",
     "prepare_pos_seq_lens",
+    "prepare_prefill_inputs",
 )
 
 UNSUPPORTED: Final[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {
     **{name: {"idx_mapping": _has_dummies} for name in _WITHOUT_DUMMIES},
     "prepare_dcp_local_seq_lens": {"dcp_size": _is_one},
 }
-"""Dummy rows, for which functions of vLLM 0.32 read or write the state at -1; and one rank."""
+"""Dummy rows, for which functions of vLLM read or write the state at -1; and one rank."""
 
 _LOCK: Final = threading.Lock()
 """The interpreter changes modules while it runs."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-KNOWN_RELEASES: Final = ("0.32",)
+KNOWN_RELEASES: Final = ("0.32", "0.33")
 """The releases of vLLM whose functions were compared with the replacements, one by one."""
 
 VARIABLE: Final = "KVTWIN_VLLM"

@@ -43,7 +43,7 @@ replaces("vllm.model_executor.models.utils")(fast.extract_layer_index)
 def make_batch(metadata: Any) -> SimpleNamespace:
     """Return a batch with the fields that `fast` reads, from vLLM's metadata.
 
-    vLLM 0.32 has one field for lengths on the host, `seq_lens_cpu_upper_bound`, and none for
+    vLLM has one field for lengths on the host, `seq_lens_cpu_upper_bound`, and none for
     computed tokens. Without speculative decoding the bound is exact.
     """
     seq_lens_cpu = metadata.seq_lens_cpu_upper_bound
