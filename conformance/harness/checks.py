@@ -36,6 +36,13 @@ from conformance.harness.pair import (
 )
 from conformance.harness.process import unchanged
 from conformance.harness.refusals import check_refusal, invalid
+from conformance.harness.severity import (
+    SEVERITIES,
+    cause_of,
+    gravity_of,
+    place_of,
+    severity_of,
+)
 from conformance.harness.show import one_line
 from conformance.harness.sizes import mostly_small
 from conformance.harness.story import Circumstances, Difference, Failure, Story, Verdict
@@ -99,6 +106,9 @@ SIMPLE: Final = 0.2
 MET: Final[set[tuple[str, str]]] = set()
 """The hard cases that were drawn: function and name."""
 
+MOST_CAUSES: Final = 8
+"""The most causes of one function that a test looks for."""
+
 AGAIN: Final = 25
 """How often a failure that may depend on timing is repeated before it is reported."""
 
@@ -135,6 +145,7 @@ def stories(
     adapter = target.implementation.adapter
     takes_objects = contract.takes_own_objects and adapter.takes_own_objects
     left_out: list[Any] = [("objects", "own classes")] * (not takes_objects)
+    left_out += [("mode", name) for name in adapter.unsupported_modes]
     takes_scalars = adapter.takes_numpy_scalars and not contract.is_long
     left_out += [("has_numpy_scalars", True)] * (not takes_scalars)
     names = [
@@ -211,6 +222,10 @@ def _tell(contract: Contract, target: Target, story: Story) -> None:
         raise
     except Found as found:
         difference, words, verdict = found.difference, "", Verdict.WRONG_ANSWER
+        if stage[1:] and found.last is not None and not target.is_strict:
+            alone = dataclasses.replace(story, arguments=found.last, other=None, conditions=())
+            if _fails_alike(contract, target, alone, difference):  # no condition is needed
+                story, stage, found.arguments = alone, stage[:1], None
         if stage[1:]:
             words, verdict = CONDITIONS[stage[-1]].words, CONDITIONS[stage[-1]].verdict
         if difference.verdict is verdict is Verdict.WRONG_ANSWER and story.changed is None:
@@ -221,7 +236,22 @@ def _tell(contract: Contract, target: Target, story: Story) -> None:
             words = needed if not words or verdict is Verdict.ROBUSTNESS else words
         if difference.verdict is Verdict.WRONG_ANSWER:
             difference = dataclasses.replace(difference, verdict=verdict)
-        raise Failure(story, target.name, difference, words, found.arguments) from None
+        failure = Failure(story, target.name, difference, words, found.arguments)
+        if not target.is_strict and story.changed is None:
+            plain = dataclasses.replace(
+                story, conditions=tuple(stage[1:]), circumstances=Circumstances()
+            )
+            failure.needs_circumstances = story.circumstances != Circumstances() and not (
+                _fails_alike(contract, target, plain, difference)
+            )
+        raise failure from None
+
+
+def _fails_alike(
+    contract: Contract, target: Target, story: Story, difference: Difference
+) -> bool:
+    found = attempt(_tell_answer, contract, target, story, []).error
+    return isinstance(found, Found) and place_of(found.difference) == place_of(difference)
 
 
 EARLIER: Final = "earlier calls: this one alone is right"
@@ -500,23 +530,43 @@ def _run(
 ) -> None:
     """Run a property, and raise the `Failure` of the smallest example.
 
-    Unless it is strict, only wrong answers fail it first, so that no other failure hides them.
+    Unless it is strict, the property is run until it finds no other cause, first for the gravest
+    failures alone, so that a smaller example does not hide them. Failures that are no wrong answers
+    are only sought if there are none.
     """
-    is_tolerated = False
-
-    def wrong_answers(example: Any) -> None:
-        nonlocal is_tolerated
-        try:
-            body(example)
-        except Failure as failure:
-            if failure.difference.verdict is Verdict.WRONG_ANSWER:
-                raise
-            is_tolerated = True
-
-    if not is_strict:
-        _search(wrong_answers, examples, number, profile)
-    if is_strict or is_tolerated:
+    if is_strict:
         _search(body, examples, number, profile)
+        return
+    found: list[Failure] = []
+    seconds = profile.shrink_seconds / 4
+    rank = 0  # of the failures that are sought: an index of SEVERITIES
+    while len(found) < MOST_CAUSES:
+        ignored: set[int] = set()
+
+        def grave(example: Any, rank: int = rank, ignored: set[int] = ignored) -> None:
+            try:
+                body(example)
+            except Failure as failure:
+                own = SEVERITIES.index(severity_of(failure))
+                if any(cause_of(failure) == cause_of(one) for one in found):
+                    return
+                if own <= rank:
+                    raise
+                ignored.add(own)
+
+        try:
+            _search(grave, examples, number, profile)
+        except Failure as failure:
+            found.append(failure)
+            profile = dataclasses.replace(profile, database=None, shrink_seconds=seconds)
+        else:
+            rank = min(ignored, default=len(SEVERITIES))
+        if rank >= (len(SEVERITIES) - 1 if found else len(SEVERITIES)):
+            break
+    if found:
+        found.sort(key=gravity_of)
+        found[0].others = found[1:]
+        raise found[0]
 
 
 def _search(

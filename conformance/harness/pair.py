@@ -49,12 +49,18 @@ if TYPE_CHECKING:
 class Found(Exception):  # noqa: N818  # a difference, not an error
     """The first difference of a call; `checks` makes a `Failure` of it.
 
-    `arguments` are those of the call, if it is not the first one of its story.
+    `arguments` are those of the call, if it is not the first one of its story; `last` are the same
+    after what a condition has written into them.
     """
 
-    def __init__(self, difference: Difference, arguments: Arguments | None = None) -> None:
+    def __init__(
+        self,
+        difference: Difference,
+        arguments: Arguments | None = None,
+        last: Arguments | None = None,
+    ) -> None:
         super().__init__(difference)
-        self.difference, self.arguments = difference, arguments
+        self.difference, self.arguments, self.last = difference, arguments, last
 
 
 def reference_answer(contract: Contract, arguments: Arguments) -> Outcome:
@@ -187,6 +193,7 @@ class Pair:
         return reference_answer(self.contract, self.ours)
 
     def outcome(self, mode: str | None = None) -> Outcome:
+        self.target.implementation.check_preconditions(self.contract.function, self.ours)
         with unchanged() as settings, MODES[self.circumstances.mode if mode is None else mode]():
             if self.contract.run is not None or self.contract.has_objects:
                 outcome = perform(Twin(self.target), self.contract, self.theirs)
@@ -248,7 +255,7 @@ class Pair:
         """Raise `Found` unless there is no difference, or a declared one."""
         story = Story(self.contract.function, self.drawn)
         if found is not None and not self.target.excuses(Failure(story, self.target.name, found)):
-            raise Found(found, self.drawn)
+            raise Found(found, self.drawn, copied(self.ours))
 
     def effect(self, expected: Outcome, got: Outcome) -> Difference | None:
         return self.comparison.difference(expected.effects, got.effects, "after the call")
@@ -392,7 +399,7 @@ def write_into(expected: Any, got: Any) -> None:
                 number = 11 + numbers.setdefault(stem, len(numbers)) % 100
                 mine[...] = number
                 theirs = attempt(get, got, path)
-                if theirs.error is None:  # it may lack a field
+                if theirs.value is not None:  # it may lack a field
                     theirs.value[...] = number
 
 
@@ -400,5 +407,5 @@ def alike(expected: Any, got: Any) -> Iterator[tuple[Array, Any]]:
     for path, mine in places(expected, most=10**9):
         if isinstance(mine, np.ndarray):
             theirs = attempt(get, got, path)
-            if theirs.error is None:
+            if theirs.value is not None:
                 yield mine, theirs.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Final
 
@@ -32,12 +33,30 @@ WHOLE: Final = reference.UBatchSlice(slice(0, 1), slice(0, 2))
 
 
 def _deviations() -> Iterator[Deviation]:
-    views = r"shares memory with \w+\.seq_lens(_cpu)?, but should be memory of its own"
+    views = r"shares memory with \w+\.seq_lens(_cpu)?, but should|an earlier result.*\.seq_lens"
     reason = "the lengths of a micro-batch that cuts no request are views: builders only read them"
     one = {"ubatch_slice": WHOLE, "attn_metadata": METADATA}
     yield Deviation("_make_metadata_with_slice", reason, one, views)
     several = {"ubatch_slices": [WHOLE], "common_attn_metadata": METADATA}
     yield Deviation("split_attn_metadata", reason, several, views)
+    reason = "no batch of an encoder-decoder model is cut into micro-batches"
+    encoded = dataclasses.replace(METADATA, encoder_seq_lens=np.array([3], np.int32))
+    fails = r"encoder_seq_lens\)? = None"
+    one = {"ubatch_slice": WHOLE, "attn_metadata": encoded}
+    yield Deviation("_make_metadata_with_slice", reason, one, fails)
+    several = {"ubatch_slices": [WHOLE], "common_attn_metadata": encoded}
+    yield Deviation("split_attn_metadata", reason, several, fails)
+    whole = {"positions": np.array([0, 1], np.int64), "is_prefilling": np.array([True])}
+    yield Deviation(
+        "make_local_attention_virtual_batches",
+        "no builder of chunked local attention reads positions or is_prefilling",
+        {
+            "attn_chunk_size": 4,
+            "common_attn_metadata": dataclasses.replace(METADATA, **whole),
+            "block_size": 4,
+        },
+        r"(positions|is_prefilling)\)? = None",
+    )
     layers = {"layers.0.attn": reference.PerLayerParameters(-1, None, 0.5)}
     yield Deviation(
         "infer_global_hyperparameters",

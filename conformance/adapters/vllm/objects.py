@@ -19,6 +19,7 @@ from conformance.adapters.base import Adapter, Deviation, Unsupported, is_given,
 from conformance.adapters.vllm import places, second_runner
 from conformance.adapters.vllm.calls import Calls
 from conformance.adapters.vllm.deviations import DEVIATIONS
+from conformance.adapters.vllm.preconditions import PRECONDITIONS, UNSUPPORTED_MODES
 
 METADATA: Final = "CommonAttentionMetadata"
 
@@ -98,6 +99,8 @@ class VllmAdapter(Adapter):
         **second_runner.UNSUPPORTED,
     }
     deviations: ClassVar[tuple[Deviation, ...]] = DEVIATIONS
+    preconditions = PRECONDITIONS
+    unsupported_modes = UNSUPPORTED_MODES
 
     def __init__(self, module: ModuleType) -> None:
         super().__init__(module)
