@@ -37,11 +37,11 @@ from conformance.harness.pair import (
 from conformance.harness.process import unchanged
 from conformance.harness.refusals import check_refusal, invalid
 from conformance.harness.severity import (
-    SEVERITIES,
+    RANKS,
     cause_of,
     gravity_of,
     place_of,
-    severity_of,
+    rank_of,
 )
 from conformance.harness.show import one_line
 from conformance.harness.sizes import mostly_small
@@ -222,10 +222,6 @@ def _tell(contract: Contract, target: Target, story: Story) -> None:
         raise
     except Found as found:
         difference, words, verdict = found.difference, "", Verdict.WRONG_ANSWER
-        if stage[1:] and found.last is not None and not target.is_strict:
-            alone = dataclasses.replace(story, arguments=found.last, other=None, conditions=())
-            if _fails_alike(contract, target, alone, difference):  # no condition is needed
-                story, stage, found.arguments = alone, stage[:1], None
         if stage[1:]:
             words, verdict = CONDITIONS[stage[-1]].words, CONDITIONS[stage[-1]].verdict
         if difference.verdict is verdict is Verdict.WRONG_ANSWER and story.changed is None:
@@ -237,21 +233,22 @@ def _tell(contract: Contract, target: Target, story: Story) -> None:
         if difference.verdict is Verdict.WRONG_ANSWER:
             difference = dataclasses.replace(difference, verdict=verdict)
         failure = Failure(story, target.name, difference, words, found.arguments)
-        if not target.is_strict and story.changed is None:
-            plain = dataclasses.replace(
-                story, conditions=tuple(stage[1:]), circumstances=Circumstances()
-            )
-            failure.needs_circumstances = story.circumstances != Circumstances() and not (
-                _fails_alike(contract, target, plain, difference)
-            )
+        failure.needs_circumstances = _needs_circumstances(
+            contract, target, dataclasses.replace(story, conditions=tuple(stage[1:])), difference
+        )
         raise failure from None
 
 
-def _fails_alike(
+def _needs_circumstances(
     contract: Contract, target: Target, story: Story, difference: Difference
 ) -> bool:
-    found = attempt(_tell_answer, contract, target, story, []).error
-    return isinstance(found, Found) and place_of(found.difference) == place_of(difference)
+    """Return whether an engine is right if layouts, modes and classes are the ordinary ones."""
+    is_plain = story.circumstances == Circumstances()
+    if is_plain or target.is_strict or story.changed is not None:
+        return False
+    plain = dataclasses.replace(story, circumstances=Circumstances())
+    found = attempt(_tell_answer, contract, target, plain, []).error
+    return not isinstance(found, Found) or place_of(found.difference) != place_of(difference)
 
 
 EARLIER: Final = "earlier calls: this one alone is right"
@@ -530,43 +527,63 @@ def _run(
 ) -> None:
     """Run a property, and raise the `Failure` of the smallest example.
 
-    Unless it is strict, the property is run until it finds no other cause, first for the gravest
-    failures alone, so that a smaller example does not hide them. Failures that are no wrong answers
-    are only sought if there are none.
+    Unless it is strict, other causes are sought too.
     """
     if is_strict:
         _search(body, examples, number, profile)
         return
-    found: list[Failure] = []
-    seconds = profile.shrink_seconds / 4
-    rank = 0  # of the failures that are sought: an index of SEVERITIES
-    while len(found) < MOST_CAUSES:
-        ignored: set[int] = set()
-
-        def grave(example: Any, rank: int = rank, ignored: set[int] = ignored) -> None:
-            try:
-                body(example)
-            except Failure as failure:
-                own = SEVERITIES.index(severity_of(failure))
-                if any(cause_of(failure) == cause_of(one) for one in found):
-                    return
-                if own <= rank:
-                    raise
-                ignored.add(own)
-
-        try:
-            _search(grave, examples, number, profile)
-        except Failure as failure:
-            found.append(failure)
-            profile = dataclasses.replace(profile, database=None, shrink_seconds=seconds)
-        else:
-            rank = min(ignored, default=len(SEVERITIES))
-        if rank >= (len(SEVERITIES) - 1 if found else len(SEVERITIES)):
-            break
+    found = sorted(_causes(body, examples, number, profile), key=gravity_of)
     if found:
-        found.sort(key=gravity_of)
         found[0].others = found[1:]
         raise found[0]
+
+
+def _causes(
+    body: Callable[[Any], None], examples: st.SearchStrategy[Any], number: int, profile: Profile
+) -> list[Failure]:
+    """Return a failure of each cause, the gravest severity first: smaller examples may hide them.
+
+    What is no wrong answer is only sought if there is no wrong answer, and then one cause.
+    """
+    found: list[Failure] = []
+    rank = 0
+    later = dataclasses.replace(profile, database=None, shrink_seconds=profile.shrink_seconds / 4)
+    while len(found) < MOST_CAUSES and rank < RANKS - bool(found):
+        known = {cause_of(one) for one in found}
+        one, others = _gravest(body, examples, number, later if found else profile, rank, known)
+        if one is None:
+            rank = min(others, default=RANKS)
+        else:
+            found.append(one)
+    return found
+
+
+def _gravest(
+    body: Callable[[Any], None],
+    examples: st.SearchStrategy[Any],
+    number: int,
+    profile: Profile,
+    rank: int,
+    known: set[Any],
+) -> tuple[Failure | None, set[int]]:
+    """Return the smallest failure of an unknown cause, and which less grave ones were seen."""
+    others: set[int] = set()
+
+    def grave(example: Any) -> None:
+        try:
+            body(example)
+        except Failure as failure:
+            own = rank_of(failure)
+            if cause_of(failure) not in known:
+                if own <= rank:
+                    raise
+                others.add(own)
+
+    try:
+        _search(grave, examples, number, profile)
+    except Failure as failure:
+        return failure, others
+    return None, others
 
 
 def _search(

@@ -49,18 +49,12 @@ if TYPE_CHECKING:
 class Found(Exception):  # noqa: N818  # a difference, not an error
     """The first difference of a call; `checks` makes a `Failure` of it.
 
-    `arguments` are those of the call, if it is not the first one of its story; `last` are the same
-    after what a condition has written into them.
+    `arguments` are those of the call, if it is not the first one of its story.
     """
 
-    def __init__(
-        self,
-        difference: Difference,
-        arguments: Arguments | None = None,
-        last: Arguments | None = None,
-    ) -> None:
+    def __init__(self, difference: Difference, arguments: Arguments | None = None) -> None:
         super().__init__(difference)
-        self.difference, self.arguments, self.last = difference, arguments, last
+        self.difference, self.arguments = difference, arguments
 
 
 def reference_answer(contract: Contract, arguments: Arguments) -> Outcome:
@@ -255,7 +249,7 @@ class Pair:
         """Raise `Found` unless there is no difference, or a declared one."""
         story = Story(self.contract.function, self.drawn)
         if found is not None and not self.target.excuses(Failure(story, self.target.name, found)):
-            raise Found(found, self.drawn, copied(self.ours))
+            raise Found(found, self.drawn)
 
     def effect(self, expected: Outcome, got: Outcome) -> Difference | None:
         return self.comparison.difference(expected.effects, got.effects, "after the call")

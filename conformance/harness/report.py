@@ -116,6 +116,7 @@ def _record(report: Report, session: pytest.Session) -> dict[str, Any]:
                 "target": found["target"],
                 "finding": WORDS.get(found.get("verdict", ""), "error"),
                 "severity": found.get("severity", ""),
+                "also": found.get("also", []),
                 "difference": found.get("line", "an error"),
                 "text": found.get("text", ""),
                 "replay": found.get("replay", ""),

@@ -79,16 +79,20 @@ class Results:
     def causes(self) -> list[dict[str, Any]]:
         """Return one failure of each cause, the gravest first.
 
-        In an engine, functions of one module that get the same field wrong share the cause.
+        In an engine, functions of one module share the cause if they get the same field wrong, or
+        leave out any.
         """
         found: dict[Any, dict[str, Any]] = {}
         for one in sorted(self._failed(), key=gravity):
             cause = tuple(one.get("cause") or (one["function"], one["target"], one["check"]))
-            if one.get("severity") and "." in cause[-1]:
-                cause = (one["node"].partition("::")[0], *cause[1:])
+            function, kind, field = cause
+            if one.get("severity") and "." in field:
+                left_out = kind.endswith("NoneType")
+                cause = (one["node"].partition("::")[0], kind, "" if left_out else field)
             first = found.setdefault(cause, one)
-            if first["function"] != one["function"]:
-                first["also"] = sorted({one["function"], *first.get("also", ())})
+            if first is not one and first.get("severity"):
+                which = f"{field} of {function}" if field != first["cause"][-1] else function
+                first["also"] = [*first.get("also", ()), which]
         return [*found.values()]
 
     def notes(self) -> Iterator[str]:

@@ -1,12 +1,9 @@
-"""How much a wrong answer matters to the maintainer of an engine.
+"""How grave a wrong answer is for the maintainer of an engine, by the smallest call that shows it.
 
-| severity | the smallest call that shows it |
-|---|---|
-| wrong value | is an ordinary valid call, and something is wrong afterwards |
-| crash | is an ordinary valid call that raises, does not return, ends the process, or leaves out a
-value (None), so that its reader raises |
-| borderline | has no requests or no tokens, an idle request before another one, or another memory
-layout, mode of torch or class of objects |
+- wrong value: an ordinary call, after which something is wrong.
+- crash: an ordinary call that raises, does not return, or returns None in place of a value.
+- borderline: a call without requests or tokens, with an idle request before another one, or in
+  another memory layout, mode of torch or class of objects.
 """
 
 from __future__ import annotations
@@ -18,10 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from conformance.harness.story import Difference, Failure, Verdict
-from reference import CommonAttentionMetadata
 
-SEVERITIES: Final = ("wrong value", "crash", "borderline", "")
-"""The gravest first; what is no wrong answer has none."""
+RANKS: Final = 5
+"""The ranks of failures are below this; those of the last one are no wrong answers."""
 
 
 def severity_of(failure: Failure) -> str:
@@ -36,12 +32,13 @@ def severity_of(failure: Failure) -> str:
 
 
 def is_edge(arguments: Mapping[str, Any]) -> bool:
-    """Return whether a batch has no tokens, or a request without tokens before one that has some.
+    """Return whether a batch is empty, or has an idle request before another one.
 
     Idle requests at the end are ordinary: they pad a batch.
     """
     for name, value in arguments.items():
-        starts = getattr(value, "query_start_loc", value if name.startswith("query_start") else None)
+        is_starts = name.startswith("query_start_loc")
+        starts = value if is_starts else getattr(value, "query_start_loc", None)
         if isinstance(value, np.ndarray) and not value.size:
             return True
         if isinstance(starts, np.ndarray) and starts.ndim == 1:
@@ -58,12 +55,18 @@ def cause_of(failure: Failure) -> tuple[str, str, str]:
 
 def place_of(difference: Difference) -> tuple[str, str]:
     got = difference.got
-    raised = f" {type(got).__name__}" if isinstance(got, BaseException) else ""
-    return difference.kind + raised, re.sub(r"\[[^]]*\]", "", difference.where)
+    is_named = got is None or isinstance(got, BaseException)
+    kind = f"{difference.kind} {type(got).__name__}" if is_named else difference.kind
+    return kind, re.sub(r"\[[^]]*\]", "", difference.where)
 
 
-def gravity_of(failure: Failure) -> tuple[int, ...]:
-    """Return a key that sorts failures: the gravest first, then those without a condition."""
-    verdict, severity = failure.difference.verdict, severity_of(failure)
-    is_last, rank = severity == "borderline", SEVERITIES.index(severity)
-    return [*Verdict].index(verdict), is_last, bool(failure.condition), rank
+def rank_of(failure: Failure) -> int:
+    """Return 0 for the gravest; those that need an earlier call come before borderline ones."""
+    ranks = {"wrong value": 0, "crash": 1, "borderline": 3}
+    rank = ranks.get(severity_of(failure), RANKS - 1)
+    return 2 if failure.condition and rank < 2 else rank
+
+
+def gravity_of(failure: Failure) -> tuple[int, int]:
+    """Return a key that sorts failures: the gravest first."""
+    return [*Verdict].index(failure.difference.verdict), rank_of(failure)

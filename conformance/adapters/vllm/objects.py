@@ -163,6 +163,9 @@ class VllmAdapter(Adapter):
         made.converted_from = ours  # if it is returned unchanged, ours is
         return made
 
+    def our_spec(self, theirs: Any) -> Any:
+        return _with_text(theirs)
+
     def our_metadata(self, theirs: Any) -> Any:
         """Return our metadata; copies on the CPU that vLLM does not have are supplied."""
         if not isinstance(theirs, self.find(METADATA)):
@@ -206,11 +209,17 @@ def _of_object(member: str) -> Callable[..., Any]:
             _check_memory(self, *args, **kwargs)
         found = getattr(self, member)
         made = found(*args, **kwargs) if callable(found) else found
-        if isinstance(getattr(made, "mamba_type", None), enum.Enum):  # of a frozen class
-            object.__setattr__(made, "mamba_type", made.mamba_type.name.lower())
-        return made
+        return _with_text(made)
 
     return call
+
+
+def _with_text(spec: Any) -> Any:
+    """Return a spec whose type of Mamba is its name; vLLM has an enum."""
+    for one in (spec, *getattr(spec, "kv_cache_specs", {}).values()):
+        if isinstance(getattr(one, "mamba_type", None), enum.Enum):  # of a frozen class
+            object.__setattr__(one, "mamba_type", one.mamba_type.name.lower())
+    return spec
 
 
 def _of_uniform(found: Callable[..., Any]) -> Callable[..., Any]:
