@@ -42,6 +42,7 @@ from conformance.harness.severity import (
     gravity_of,
     place_of,
     rank_of,
+    takes_long,
 )
 from conformance.harness.show import one_line
 from conformance.harness.sizes import mostly_small
@@ -232,11 +233,11 @@ def _tell(contract: Contract, target: Target, story: Story) -> None:
             words = needed if not words or verdict is Verdict.ROBUSTNESS else words
         if difference.verdict is Verdict.WRONG_ANSWER:
             difference = dataclasses.replace(difference, verdict=verdict)
-        failure = Failure(story, target.name, difference, words, found.arguments)
-        failure.needs_circumstances = _needs_circumstances(
+        told = Failure(story, target.name, difference, words, found.arguments)
+        told.needs_circumstances = _needs_circumstances(
             contract, target, dataclasses.replace(story, conditions=tuple(stage[1:])), difference
         )
-        raise failure from None
+        raise told from None
 
 
 def _needs_circumstances(
@@ -548,7 +549,10 @@ def _causes(
     found: list[Failure] = []
     rank = 0
     later = dataclasses.replace(profile, database=None, shrink_seconds=profile.shrink_seconds / 4)
+    end = time.monotonic() + 3 * profile.shrink_seconds
     while len(found) < MOST_CAUSES and rank < RANKS - bool(found):
+        if found and (takes_long(found[-1]) or time.monotonic() > end):
+            break
         known = {cause_of(one) for one in found}
         one, others = _gravest(body, examples, number, later if found else profile, rank, known)
         if one is None:
@@ -575,7 +579,7 @@ def _gravest(
         except Failure as failure:
             own = rank_of(failure)
             if cause_of(failure) not in known:
-                if own <= rank:
+                if own <= rank or takes_long(failure):
                     raise
                 others.add(own)
 

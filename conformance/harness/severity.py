@@ -31,6 +31,12 @@ def severity_of(failure: Failure) -> str:
     return "crash" if is_crash else "wrong value"
 
 
+def takes_long(failure: Failure) -> bool:
+    """Return whether a call did not return in time: each further one takes as long."""
+    difference = failure.difference
+    return difference.where == "the call" and isinstance(difference.got, str)
+
+
 def is_edge(arguments: Mapping[str, Any]) -> bool:
     """Return whether a batch is empty, or has an idle request before another one.
 

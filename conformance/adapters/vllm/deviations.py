@@ -45,15 +45,11 @@ def _deviations() -> Iterator[Deviation]:
     yield Deviation("_make_metadata_with_slice", reason, one, fails)
     several = {"ubatch_slices": [WHOLE], "common_attn_metadata": encoded}
     yield Deviation("split_attn_metadata", reason, several, fails)
-    whole = {"positions": np.array([0, 1], np.int64), "is_prefilling": np.array([True])}
+    located = dataclasses.replace(METADATA, positions=np.array([0, 1], np.int64))
     yield Deviation(
         "make_local_attention_virtual_batches",
         "builders of chunked local attention do not read what is only needed elsewhere",
-        {
-            "attn_chunk_size": 4,
-            "common_attn_metadata": dataclasses.replace(METADATA, **whole),
-            "block_size": 4,
-        },
+        {"attn_chunk_size": 4, "common_attn_metadata": located, "block_size": 4},
         r"(positions|is_prefilling|max_logits_per_req)\)? = None",
     )
     layers = {"layers.0.attn": reference.PerLayerParameters(-1, None, 0.5)}
