@@ -281,7 +281,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         if one.output and config.option.verbose > 0:
             lines += [f"  its import printed: {line}" for line in one.output]
         elif one.output:
-            lines.append(f"  {len(one.output)} lines of output of its import, shown with -v")
+            lines.append(f"  lines that its import printed: {len(one.output)}, shown with -v")
         if not one.has_checked_mode:
             lines.append("  has no checks(enabled): it must always refuse bad values")
         declared = [f"{deviation.function}: {deviation.reason}" for deviation in one.deviations]

@@ -90,9 +90,10 @@ class Results:
                 left_out = kind.endswith("NoneType")
                 cause = (one["node"].partition("::")[0], kind, "" if left_out else field)
             first = found.setdefault(cause, one)
-            if first is not one and first.get("severity"):
-                which = f"{field} of {function}" if field != first["cause"][-1] else function
-                first["also"] = [*first.get("also", ()), which]
+            known = [first["function"], *first.get("cause", ())[-1:], *first.get("also", ())]
+            more = [name for name in (field, function) if name not in known]
+            if more and first.get("severity"):
+                first["also"] = [*first.get("also", ()), *more]
         return [*found.values()]
 
     def notes(self) -> Iterator[str]:
