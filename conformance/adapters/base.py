@@ -191,6 +191,12 @@ class Adapter:
             function and the parameter: `{"get_dcp_local_seq_lens": {"out": is_given}}`. Such calls
             are not made, and the run counts them. If more than one value decides, a method of the
             adapter raises `Unsupported`.
+        preconditions: What the engine promises never to do, by our name of the function and in
+            words, as predicates of the arguments, by name, of the calls that it may make:
+            `{"split_attn_metadata": {"at least one request": has_requests}}`. Other calls are not
+            made, and the run counts them.
+        unsupported_modes: Modes of torch (`conformance.harness.pair.MODES`) in which the engine is
+            never called.
         takes_numpy_scalars: Whether it accepts NumPy scalars in place of Python numbers.
         takes_own_objects: Whether it accepts objects of a caller's own classes that have the
             attributes of its classes.
@@ -208,6 +214,8 @@ class Adapter:
     validates: ClassVar[bool] = True
     exceptions: ClassVar[Mapping[type[Exception], type[Exception]]] = {}
     unsupported: ClassVar[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {}
+    preconditions: ClassVar[Mapping[str, Mapping[str, Callable[[Mapping[str, Any]], bool]]]] = {}
+    unsupported_modes: ClassVar[frozenset[str]] = frozenset()
     takes_numpy_scalars: ClassVar[bool] = False
     takes_own_objects: ClassVar[bool] = False
     releases: ClassVar[Sequence[str]] = ()

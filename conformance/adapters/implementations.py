@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -11,8 +12,10 @@ import importlib.util
 import inspect
 import keyword
 import operator
+import os
 import re
 import sys
+import tempfile
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -70,6 +73,8 @@ class Implementation:
         self._lacking: dict[str, Lacking] = {}
         self.deviations: Sequence[Deviation] = tuple(self.adapter.deviations)
         """The deviations from `reference` that it declares."""
+        self.output: list[str] = []
+        """The lines that were printed while it was imported."""
         self.is_strict = module is fast
         """Whether missing refusals and other differences fail a run, as wrong answers do."""
 
@@ -171,6 +176,12 @@ class Implementation:
         ours = inspect.signature(operator.attrgetter(name)(reference)).parameters
         options = {key for key in out & ours.keys() if ours[key].default is not ours[key].empty}
         return {key: value for key, value in arguments.items() if key not in options}
+
+    def check_preconditions(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Raise `Unsupported` if the engine never makes such a call of a function."""
+        for words, holds in self.adapter.preconditions.get(name, {}).items():
+            if not holds(arguments):
+                raise Unsupported(f"never called so (declared): {words}")
 
     def takes(self, cls: str, method: str, arguments: Mapping[str, Any]) -> bool:
         """Return whether a class has a method, if it has the class, and supports its arguments."""
@@ -306,7 +317,7 @@ def is_of_fast(function: object) -> bool:
 
 def mistyped(adapter: Adapter) -> Iterator[str]:  # noqa: C901  # one table after the other
     """Yield a message for each name in an adapter's tables that does not exist."""
-    for table in ("names", "parameters", "unsupported"):
+    for table in ("names", "parameters", "unsupported", "preconditions"):
         for name in getattr(adapter, table):
             if not _is_ours(name):
                 yield f"has {name!r} in {table}, which is not a name in reference"
@@ -436,7 +447,11 @@ def load_implementations(
             f"{len(texts)} implementations"
         )
     each = [None] * len(texts) if not adapters else list(adapters) * (len(texts) // len(adapters))
-    found = [load_implementation(*pair) for pair in zip(texts, each, strict=True)]
+    found = []
+    for text, one in zip(texts, each, strict=True):
+        with captured_output() as lines:
+            found.append(load_implementation(text, one))
+        found[-1].output = lines
     names = [implementation.name for implementation in found]
     if len(set(names)) == len(names):
         return found
@@ -445,6 +460,37 @@ def load_implementations(
     if twice:
         raise ValueError(f"--impl {twice[0]!r} is given twice")
     return [Implementation(one.module.__name__, one.module, one.adapter) for one in found]
+
+
+@contextlib.contextmanager
+def captured_output() -> Iterator[list[str]]:
+    """Yield a list for the lines that are printed inside, by compiled code too.
+
+    If an exception is raised they are printed after all.
+    """
+    lines: list[str] = []
+    _flush()
+    saved = os.dup(1), os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        try:
+            for number in (1, 2):
+                os.dup2(file.fileno(), number)
+            yield lines
+        finally:
+            _flush()
+            for number, descriptor in enumerate(saved, 1):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            file.seek(0)
+            text = file.read().decode(errors="replace")
+            if sys.exception() is not None:
+                sys.stderr.write(text)
+    lines += text.splitlines()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
 
 
 def _adapter_class(module: ModuleType, named: str | None) -> type[Adapter]:
@@ -472,7 +518,16 @@ def _imported(text: str, option: str) -> ModuleType:
     except ValueError as error:
         raise ValueError(f"{option} {text!r} {error}") from error
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{option} {text!r} cannot be imported: {_on_a_line(error)}") from error
+        raise ValueError(
+            f"{option} {text!r} cannot be imported: {_on_a_line(error)}{_hint(error)}"
+        ) from error
+
+
+def _hint(error: BaseException) -> str:
+    """Return what to do if packages beside torch are of another build than torch."""
+    if re.search("torchvision|torchaudio|torchcodec", str(error)) is None:
+        return ""
+    return "; it is built for another torch: pip uninstall torchvision torchaudio torchcodec"
 
 
 def _from_file(text: str) -> ModuleType:

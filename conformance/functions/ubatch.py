@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
+from conformance.adapters import Unsupported
 from conformance.functions.config import plain_class
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.pair import Pair
@@ -125,7 +126,11 @@ def a_micro_batch_knows_whether_it_is_empty(target: Target, arguments: Arguments
     rng = random.Random(repr(arguments))  # noqa: S311  # no secret
     for _ in range(8):
         r0, r1, t0, t1 = (rng.randrange(3) for _ in range(4))
-        made = target.find("UBatchSlice")(slice(r0, r1), slice(t0, t1))
+        fields = {"request_slice": slice(r0, r1), "token_slice": slice(t0, t1)}
+        try:
+            made = target.implementation.new("UBatchSlice", fields)
+        except Unsupported:
+            continue
         assert made.is_empty() == (r1 <= r0 or t1 <= t0), f"{made}.is_empty()"
         assert type(made.is_empty()) is bool, f"{made}.is_empty() is no bool"
         assert made.num_tokens == t1 - t0, f"{made}.num_tokens is {made.num_tokens}"

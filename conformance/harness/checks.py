@@ -36,6 +36,14 @@ from conformance.harness.pair import (
 )
 from conformance.harness.process import unchanged
 from conformance.harness.refusals import check_refusal, invalid
+from conformance.harness.severity import (
+    RANKS,
+    cause_of,
+    gravity_of,
+    place_of,
+    rank_of,
+    takes_long,
+)
 from conformance.harness.show import one_line
 from conformance.harness.sizes import mostly_small
 from conformance.harness.story import Circumstances, Difference, Failure, Story, Verdict
@@ -99,6 +107,9 @@ SIMPLE: Final = 0.2
 MET: Final[set[tuple[str, str]]] = set()
 """The hard cases that were drawn: function and name."""
 
+MOST_CAUSES: Final = 8
+"""The most causes of one function that a test looks for."""
+
 AGAIN: Final = 25
 """How often a failure that may depend on timing is repeated before it is reported."""
 
@@ -135,6 +146,7 @@ def stories(
     adapter = target.implementation.adapter
     takes_objects = contract.takes_own_objects and adapter.takes_own_objects
     left_out: list[Any] = [("objects", "own classes")] * (not takes_objects)
+    left_out += [("mode", name) for name in adapter.unsupported_modes]
     takes_scalars = adapter.takes_numpy_scalars and not contract.is_long
     left_out += [("has_numpy_scalars", True)] * (not takes_scalars)
     names = [
@@ -221,7 +233,23 @@ def _tell(contract: Contract, target: Target, story: Story) -> None:
             words = needed if not words or verdict is Verdict.ROBUSTNESS else words
         if difference.verdict is Verdict.WRONG_ANSWER:
             difference = dataclasses.replace(difference, verdict=verdict)
-        raise Failure(story, target.name, difference, words, found.arguments) from None
+        told = Failure(story, target.name, difference, words, found.arguments)
+        told.needs_circumstances = _needs_circumstances(
+            contract, target, dataclasses.replace(story, conditions=tuple(stage[1:])), difference
+        )
+        raise told from None
+
+
+def _needs_circumstances(
+    contract: Contract, target: Target, story: Story, difference: Difference
+) -> bool:
+    """Return whether an engine is right if layouts, modes and classes are the ordinary ones."""
+    is_plain = story.circumstances == Circumstances()
+    if is_plain or target.is_strict or story.changed is not None:
+        return False
+    plain = dataclasses.replace(story, circumstances=Circumstances())
+    found = attempt(_tell_answer, contract, target, plain, []).error
+    return not isinstance(found, Found) or place_of(found.difference) != place_of(difference)
 
 
 EARLIER: Final = "earlier calls: this one alone is right"
@@ -500,23 +528,66 @@ def _run(
 ) -> None:
     """Run a property, and raise the `Failure` of the smallest example.
 
-    Unless it is strict, only wrong answers fail it first, so that no other failure hides them.
+    Unless it is strict, other causes are sought too.
     """
-    is_tolerated = False
+    if is_strict:
+        _search(body, examples, number, profile)
+        return
+    found = sorted(_causes(body, examples, number, profile), key=gravity_of)
+    if found:
+        found[0].others = found[1:]
+        raise found[0]
 
-    def wrong_answers(example: Any) -> None:
-        nonlocal is_tolerated
+
+def _causes(
+    body: Callable[[Any], None], examples: st.SearchStrategy[Any], number: int, profile: Profile
+) -> list[Failure]:
+    """Return a failure of each cause, the gravest severity first: smaller examples may hide them.
+
+    What is no wrong answer is only sought if there is no wrong answer, and then one cause.
+    """
+    found: list[Failure] = []
+    rank = 0
+    later = dataclasses.replace(profile, database=None, shrink_seconds=profile.shrink_seconds / 4)
+    end = time.monotonic() + 3 * profile.shrink_seconds
+    while len(found) < MOST_CAUSES and rank < RANKS - bool(found):
+        if found and (takes_long(found[-1]) or time.monotonic() > end):
+            break
+        known = {cause_of(one) for one in found}
+        one, others = _gravest(body, examples, number, later if found else profile, rank, known)
+        if one is None:
+            rank = min(others, default=RANKS)
+        else:
+            found.append(one)
+    return found
+
+
+def _gravest(
+    body: Callable[[Any], None],
+    examples: st.SearchStrategy[Any],
+    number: int,
+    profile: Profile,
+    rank: int,
+    known: set[Any],
+) -> tuple[Failure | None, set[int]]:
+    """Return the smallest failure of an unknown cause, and which less grave ones were seen."""
+    others: set[int] = set()
+
+    def grave(example: Any) -> None:
         try:
             body(example)
         except Failure as failure:
-            if failure.difference.verdict is Verdict.WRONG_ANSWER:
-                raise
-            is_tolerated = True
+            own = rank_of(failure)
+            if cause_of(failure) not in known:
+                if own <= rank or takes_long(failure):
+                    raise
+                others.add(own)
 
-    if not is_strict:
-        _search(wrong_answers, examples, number, profile)
-    if is_strict or is_tolerated:
-        _search(body, examples, number, profile)
+    try:
+        _search(grave, examples, number, profile)
+    except Failure as failure:
+        return failure, others
+    return None, others
 
 
 def _search(

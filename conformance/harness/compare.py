@@ -89,9 +89,9 @@ class Comparison:
             return Difference(where, list(got), list(expected), "wrong keys")
         for key, part in parts(expected):
             place = f"{where}[{key!r}]" if is_entry else f"{where}.{key}"
+            if key in self.lacks and getattr(got, key, None) is None:
+                continue
             if not is_entry and not hasattr(got, key):
-                if key in self.lacks:
-                    continue
                 return Difference(place, "nothing", part, "missing attribute")
             other = got[key] if is_entry else getattr(got, key)
             wrong = self._wrong(part, other, place, mild)

@@ -187,6 +187,7 @@ class Pair:
         return reference_answer(self.contract, self.ours)
 
     def outcome(self, mode: str | None = None) -> Outcome:
+        self.target.implementation.check_preconditions(self.contract.function, self.ours)
         with unchanged() as settings, MODES[self.circumstances.mode if mode is None else mode]():
             if self.contract.run is not None or self.contract.has_objects:
                 outcome = perform(Twin(self.target), self.contract, self.theirs)
@@ -392,7 +393,7 @@ def write_into(expected: Any, got: Any) -> None:
                 number = 11 + numbers.setdefault(stem, len(numbers)) % 100
                 mine[...] = number
                 theirs = attempt(get, got, path)
-                if theirs.error is None:  # it may lack a field
+                if theirs.value is not None:  # it may lack a field
                     theirs.value[...] = number
 
 
@@ -400,5 +401,5 @@ def alike(expected: Any, got: Any) -> Iterator[tuple[Array, Any]]:
     for path, mine in places(expected, most=10**9):
         if isinstance(mine, np.ndarray):
             theirs = attempt(get, got, path)
-            if theirs.error is None:
+            if theirs.value is not None:
                 yield mine, theirs.value

@@ -7,6 +7,7 @@ the first target, then on the next. Wrong answers end the function, so that one 
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import dataclasses
 import functools
@@ -37,6 +38,7 @@ from conformance.harness.limits import ITEM, Limits, failure_of, read_journal
 from conformance.harness.picture import picture_of
 from conformance.harness.report import Report
 from conformance.harness.results import Results
+from conformance.harness.severity import cause_of, gravity_of, severity_of
 from conformance.harness.story import Failure, Story, Verdict
 from conformance.harness.targets import Target, choose
 from conformance.name_lists import names_in, near
@@ -135,6 +137,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for option in ("impl", "adapter"):  # workers may start elsewhere
         named = getattr(config.option, option)
         named[:] = [str(Path(one).resolve()) if one.endswith(".py") else one for one in named]
+    if config.option.impl:
+        atexit.register(_be_quiet)  # before the import, so that it runs after what that registers
     try:
         run = config.stash[RUN] = _run(config)
         if hasattr(config, "workerinput"):
@@ -148,6 +152,12 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(report, "conformance-report")
     except (ValueError, OSError) as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def _be_quiet() -> None:
+    """Discard what libraries print when this process ends, such as nanobind about its leaks."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
@@ -268,6 +278,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     lines = [f"conformance: on {names}; profile {run.profile.name}, {seed}; trace {trace}"]
     for one in implementations:
         lines.append(f"under test: {one.describe()}")
+        if one.output and config.option.verbose > 0:
+            lines += [f"  its import printed: {line}" for line in one.output]
+        elif one.output:
+            lines.append(f"  lines that its import printed: {len(one.output)}, shown with -v")
         if not one.has_checked_mode:
             lines.append("  has no checks(enabled): it must always refuse bad values")
         declared = [f"{deviation.function}: {deviation.reason}" for deviation in one.deviations]
@@ -312,6 +326,9 @@ class FunctionItem(pytest.Item):
             stem = self.name.partition("[")[0]
             path = next((case.path for case in run.stored if _stem(case) == stem), None)
             self.text = _describe(self.config, failure, found, path)
+            found["others"] = others = [dict[str, Any]() for _ in failure.others]
+            for other, about in zip(failure.others, others, strict=True):
+                self.text += f"\n\n{_describe(self.config, other, about)}"
             raise
         finally:
             found["examples"] = checks.COUNTS[function, target] - drawn + (kind == "stored")
@@ -336,7 +353,8 @@ def _describe(
     verdict = failure.difference.verdict
     is_fatal = verdict is Verdict.WRONG_ANSWER or target.is_strict
     found |= {"verdict": verdict.value, "line": line, "is_fatal": is_fatal}
-    found |= {"cause": show.cause_of(failure), "gravity": show.gravity_of(failure)}
+    found |= {"cause": cause_of(failure), "gravity": gravity_of(failure)}
+    found["severity"] = "" if target.is_strict else severity_of(failure)
     folder = _folder("corpus") if option.corpus_add else option.failures or _folder("failures")
     try:
         path = path or cases.store(failure.story, folder, failure.target, line)

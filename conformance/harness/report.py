@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 
 from conformance.harness.results import WORDS, Results, properties_of
 
-SCHEMA_VERSION: Final = "3.0"
+SCHEMA_VERSION: Final = "3.1"
 """The first number changes if old readers would misread it, the second if something is added."""
 
 PACKAGES: Final = "kvtwin torch numpy ml_dtypes numba numba-cuda hypothesis pytest pytest-xdist"
@@ -115,6 +115,8 @@ def _record(report: Report, session: pytest.Session) -> dict[str, Any]:
                 "function": found["function"],
                 "target": found["target"],
                 "finding": WORDS.get(found.get("verdict", ""), "error"),
+                "severity": found.get("severity", ""),
+                "also": found.get("also", []),
                 "difference": found.get("line", "an error"),
                 "text": found.get("text", ""),
                 "replay": found.get("replay", ""),

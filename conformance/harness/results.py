@@ -53,7 +53,8 @@ class Results:
 
     def _failed(self) -> list[dict[str, Any]]:
         found = [one for function in sorted(self.found) for one in self.found[function]]
-        return [one for one in found if one["is_failed"]]
+        failed = [one for one in found if one["is_failed"]]
+        return [one | other for one in failed for other in ({}, *one.get("others", ()))]
 
     def _cell(self, contract: Contract, target: Target) -> str:
         if not target.offers(*contract.names):
@@ -76,16 +77,31 @@ class Results:
                 yield [contract.function, *cells, f"{seconds:.1f} s"]
 
     def causes(self) -> list[dict[str, Any]]:
+        """Return one failure of each cause, the gravest first.
+
+        In an engine, functions of one module share the cause if they get the same field wrong, or
+        leave out any.
+        """
         found: dict[Any, dict[str, Any]] = {}
-        for one in sorted(self._failed(), key=lambda one: tuple(one.get("gravity", (9, 9)))):
-            cause = one.get("cause") or (one["function"], one["target"], one["check"])
-            found.setdefault(tuple(cause), one)
+        for one in sorted(self._failed(), key=gravity):
+            cause = tuple(one.get("cause") or (one["function"], one["target"], one["check"]))
+            function, kind, field = cause
+            if one.get("severity") and "." in field:
+                left_out = kind.endswith("NoneType")
+                cause = (one["node"].partition("::")[0], kind, "" if left_out else field)
+            first = found.setdefault(cause, one)
+            known = [first["function"], *first.get("cause", ())[-1:], *first.get("also", ())]
+            more = [name for name in (field, function) if name not in known]
+            if more and first.get("severity"):
+                first["also"] = [*first.get("also", ()), *more]
         return [*found.values()]
 
     def notes(self) -> Iterator[str]:
         for target in self.targets:
             if not target.implementation.adapter.validates:
                 yield f"not checked on {target.name}: refusals (declared)"
+            for mode in sorted(target.implementation.adapter.unsupported_modes):
+                yield f"not checked on {target.name}: calls under {mode} (declared)"
         functions = [contract.function for contract in self.contracts]
         for implementation in dict.fromkeys(target.implementation for target in self.targets):
             yield from implementation.lacking_lines(functions)
@@ -102,7 +118,10 @@ class Results:
             verdict = found.get("verdict", "")
             where = f"{found['function']} on {found['target']}"
             line = found.get("line", f"{where}: an error in the run")
-            yield f"{verdict if verdict in TOLERATED else 'FAILS'}: {line}"
+            severity = f" [{found['severity']}]" if found.get("severity") else ""
+            yield f"{verdict if verdict in TOLERATED else 'FAILS'}: {line}{severity}"
+            if "also" in found:
+                yield f"  likewise: {', '.join(found['also'])}"
             if "replay" in found:
                 yield f"  replay: {found['replay']}"
 
@@ -118,6 +137,9 @@ class Results:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a run that drew no example of a hard case, or that checked nothing."""
+        terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None:
+            terminal.stats.get("failed", []).sort(key=lambda one: gravity(properties_of(one)))
         is_over = session.exitstatus == pytest.ExitCode.OK and not session.shouldstop
         if not is_over or session.config.option.collectonly:
             return
@@ -147,6 +169,10 @@ class Results:
             terminalreporter.write_line(line, red=line.startswith(("FAILS", "hard case")))
         if not all(one.get("is_fatal", True) for one in self._failed()):
             terminalreporter.write_line("only wrong answers fail the run, others with --strict")
+
+
+def gravity(found: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(found.get("gravity", (9, 9)))
 
 
 def properties_of(report: Any) -> dict[str, Any]:

@@ -78,18 +78,6 @@ def one_line(failure: Failure) -> str:
     return f"{failure.story.function} on {failure.target}: {', '.join(lines)}"
 
 
-def cause_of(failure: Failure) -> tuple[str, str, str]:
-    field = re.sub(r"\[[^]]*\]", "", failure.difference.where)
-    return failure.story.function, failure.difference.kind, field
-
-
-def gravity_of(failure: Failure) -> tuple[int, int]:
-    """Return a key that sorts failures: the worst first, a wrong value before a crash."""
-    is_crash = isinstance(failure.difference.got, BaseException)
-    rank = 2 if failure.condition else int(is_crash)
-    return [*Verdict].index(failure.difference.verdict), rank
-
-
 def _place(story: Story, difference: Difference) -> Place:
     values, starts = batch_of(story.arguments)
     name, index = difference.where.rpartition(".")[2], difference.index

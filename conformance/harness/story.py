@@ -80,4 +80,6 @@ class Failure(AssertionError):  # noqa: N818  # a finding, not an error of the p
         self.story, self.target = story, target
         self.arguments = story.arguments if arguments is None else arguments
         self.difference, self.condition = difference, condition
+        self.needs_circumstances = False  # whether an ordinary call with these arguments is right
+        self.others: list[Failure] = []  # of other causes, found by the same test
         super().__init__(f"{difference.where} = {difference.got!r}, not {difference.expected!r}")

@@ -27,6 +27,7 @@ from conformance.functions import batch_order, context_parallel, slots, step_inp
 from conformance.harness import checks
 from conformance.harness.contract import Contract
 from conformance.harness.objects import Device, Operation, play
+from conformance.harness.severity import cause_of, severity_of
 from conformance.harness.show import one_line
 from conformance.harness.story import Failure
 from conformance.harness.targets import Target
@@ -335,7 +336,21 @@ def test_a_witness_must_fail_as_declared(load: Load, dtype: str) -> None:
         checks.deviations(contract_of("compute_slot_mapping"), Target(QUICK, engine))()
 
 
+def test_calls_that_the_engine_never_makes_are_counted(load: Load) -> None:
+    name, before = "get_dcp_local_seq_lens", "    return fast.get_dcp"
+    wrong = ENGINE.replace(before, f"    1 / len(lengths)\n{before}")
+    assert "ZeroDivisionError" in line_of(load(wrong), name)
+    declared = f'preconditions = {{"{name}": {{"a request": lambda of: len(of["seq_lens"]) > 0}}}}'
+    adapter = ADAPTER.replace("lacks =", f"{declared}\n    lacks =")
+    assert "ZeroDivisionError" not in line_of(load(wrong, adapter), name)
+    assert checks.UNSUPPORTED[name, QUICK, "never called so (declared): a request"]
+
+
 MISTAKES = {
+    "'compute_slots' in preconditions": (
+        "lacks =",
+        'preconditions = {"compute_slots": {}}; lacks =',
+    ),
     "'compute_slots' in names": (
         '"compute_slot_mapping": "slots_of"',
         '"compute_slots": "slots_of"',
@@ -395,7 +410,56 @@ def test_lists_are_written_back() -> None:
         assert entries[0] is before[0]
 
 
+# Causes.
+
+SEVERAL = """
+import dataclasses
+from fast import CommonAttentionMetadata, UBatchSlice, split_attn_metadata as right
+
+def split_attn_metadata(ubatch_slices, common_attn_metadata):
+    if len(ubatch_slices) > 2:
+        raise KeyError("three")
+    found = right(ubatch_slices, common_attn_metadata)
+    is_idle_first = common_attn_metadata.query_start_loc_cpu[1] == 0
+    for one in found:
+        one.causal, one.positions = True, None
+        one.num_reqs += bool(is_idle_first)
+    return found
+"""
+
+
+def test_each_cause_is_found_the_gravest_first(load: Load) -> None:
+    contract = contract_of("split_attn_metadata")
+    profile = dataclasses.replace(FEW, answers=150, shrink_seconds=1)
+    with pytest.raises(Failure) as raised:
+        checks.answers(contract, Target(QUICK, load(SEVERAL, "")), profile)()
+    found = [(severity_of(one), *cause_of(one)[1:]) for one in [raised.value, *raised.value.others]]
+    assert ("wrong value", "wrong value", "result.causal") == found[0]
+    assert ("borderline", "wrong value", "result.num_reqs") == found[-1]
+    assert {
+        ("crash", "raises KeyError", "the call"),
+        ("crash", "wrong type NoneType", "result.positions"),
+    } == {*found[1:-1]}
+
+
 # Loading.
+
+
+def test_what_an_import_prints_is_kept(
+    load: Load, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prints = "import os, fast\nos.write(1, b'some\\n')\nos.write(2, b'noise\\n')\n"
+    file = tmp_path / "engine.py"
+    file.write_text(f"{prints}compute_slot_mapping = fast.compute_slot_mapping\n")
+    [engine] = load_implementations([str(file)])
+    assert ["some", "noise"] == engine.output
+    assert ("", "") == capfd.readouterr()
+    file = tmp_path / "other_engine.py"
+    file.write_text(f"{prints}raise RuntimeError('operator torchvision::nms does not exist')\n")
+    with pytest.raises(ValueError, match="pip uninstall torchvision torchaudio torchcodec"):
+        load_implementations([str(file)])
+    assert ("", "some\nnoise\n") == capfd.readouterr()
+    assert load
 
 
 def test_what_is_no_implementation_is_refused(load: Load, tmp_path: Path) -> None:

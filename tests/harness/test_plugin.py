@@ -51,7 +51,7 @@ FAULTS = {
 }
 
 IMPLEMENTATION = """
-import ctypes, torch
+import ctypes, os, torch
 from fast import checks, get_dcp_local_seq_lens as right
 
 def get_dcp_local_seq_lens(
@@ -68,6 +68,11 @@ LAX = """
 """
 
 HANGS = """
+class Leak:
+    def __del__(self, write=os.write):
+        write(2, b"leaked")
+
+LEAK = Leak()  # until the process ends
 LOCK = ctypes.create_string_buffer(64)
 
 def is_valid_kv_cache_layout(value):
@@ -114,7 +119,7 @@ def test_a_wrong_value_is_shown_once_and_can_be_replayed(
     found = run(pytester, *MINE)
     assert pytest.ExitCode.TESTS_FAILED == found.ret
     found.assert_outcomes(failed=1, skipped=1)
-    line = "FAILS: get_dcp_local_seq_lens on host: result[[]*should be*"
+    line = "FAILS: get_dcp_local_seq_lens on host: result[[]*should be* [[]wrong value]"
     found.stdout.fnmatch_lines(["*not run*", line] if "-ra" in sys.argv else [line])
     command = re.search(r"replay: (.*)", found.stdout.str())
     assert command is not None
@@ -204,6 +209,7 @@ def test_a_run_goes_on_after_a_crash_and_a_hang(folder: Path) -> None:
     assert re.search(r"is_valid_kv_cache_layout +HANGS", found.stdout)
     assert re.search(r"FAILS: get_dcp_local_seq_lens on host: .*Segmentation", found.stdout)
     assert "2 failed, 2 skipped" in found.stdout
+    assert "leaked" not in found.stderr
     assert 2 == len([*(folder / "f").glob("*.json")])
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from conformance.harness.show import cause_of, failure_text, gravity_of, one_line
+from conformance.harness.severity import cause_of, gravity_of
+from conformance.harness.show import failure_text, one_line
 from conformance.harness.story import Circumstances, Difference, Failure, Story, Verdict
 
 REPLAY = "python -m conformance --replay failures/f-12345678.json --impl /tmp/mine.py --target host"

@@ -88,7 +88,7 @@ class Calls:
     def make_kv_sharing_fast_prefill_common_attn_metadata(self, common_attn_metadata: Any) -> Any:
         """Pass the batch with the most logits of a request, which vLLM's runner counts."""
         ours = getattr(common_attn_metadata, "converted_from", None)
-        if ours is not None and ours.max_logits_per_req is None:
+        if ours is not None:
             common_attn_metadata.max_logits_per_req = _most_logits(ours)
         return find("make_kv_sharing_fast_prefill_common_attn_metadata")(common_attn_metadata)
 

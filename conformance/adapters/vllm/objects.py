@@ -19,6 +19,7 @@ from conformance.adapters.base import Adapter, Deviation, Unsupported, is_given,
 from conformance.adapters.vllm import places, second_runner
 from conformance.adapters.vllm.calls import Calls
 from conformance.adapters.vllm.deviations import DEVIATIONS
+from conformance.adapters.vllm.preconditions import PRECONDITIONS, UNSUPPORTED_MODES
 
 METADATA: Final = "CommonAttentionMetadata"
 
@@ -99,6 +100,8 @@ class VllmAdapter(Adapter):
         **second_runner.UNSUPPORTED,
     }
     deviations: ClassVar[tuple[Deviation, ...]] = DEVIATIONS
+    preconditions = PRECONDITIONS
+    unsupported_modes = UNSUPPORTED_MODES
 
     def __init__(self, module: ModuleType) -> None:
         super().__init__(module)
@@ -161,6 +164,9 @@ class VllmAdapter(Adapter):
         made.converted_from = ours  # if it is returned unchanged, ours is
         return made
 
+    def our_spec(self, theirs: Any) -> Any:
+        return _with_text(theirs)
+
     def our_metadata(self, theirs: Any) -> Any:
         """Return our metadata; copies on the CPU that vLLM does not have are supplied."""
         if not isinstance(theirs, self.find(METADATA)):
@@ -205,11 +211,17 @@ def _of_object(member: str) -> Callable[..., Any]:
             _check_memory(self, *args, **kwargs)
         found = getattr(self, member)
         made = found(*args, **kwargs) if callable(found) else found
-        if isinstance(getattr(made, "mamba_type", None), enum.Enum):  # of a frozen class
-            object.__setattr__(made, "mamba_type", made.mamba_type.name.lower())
-        return made
+        return _with_text(made)
 
     return call
+
+
+def _with_text(spec: Any) -> Any:
+    """Return a spec whose type of Mamba is its name; vLLM has an enum."""
+    for one in (spec, *getattr(spec, "kv_cache_specs", {}).values()):
+        if isinstance(getattr(one, "mamba_type", None), enum.Enum):  # of a frozen class
+            object.__setattr__(one, "mamba_type", one.mamba_type.name.lower())
+    return spec
 
 
 def _of_uniform(found: Callable[..., Any]) -> Callable[..., Any]:
