@@ -110,6 +110,9 @@ MET: Final[set[tuple[str, str]]] = set()
 MOST_CAUSES: Final = 8
 """The most causes of one function that a test looks for."""
 
+MOST_SECONDS: Final = 60.0
+"""How long a test looks for a cause after the first."""
+
 AGAIN: Final = 25
 """How often a failure that may depend on timing is repeated before it is reported."""
 
@@ -549,7 +552,7 @@ def _causes(
     found: list[Failure] = []
     rank = 0
     later = dataclasses.replace(profile, database=None, shrink_seconds=profile.shrink_seconds / 4)
-    end = time.monotonic() + 3 * profile.shrink_seconds
+    end = time.monotonic() + MOST_SECONDS
     while len(found) < MOST_CAUSES and rank < RANKS - bool(found):
         if found and (takes_long(found[-1]) or time.monotonic() > end):
             break
