@@ -64,7 +64,9 @@ PRECONDITIONS: Final[Mapping[str, Mapping[str, Predicate]]] = {
     "make_local_attention_virtual_batches": BATCH,
     "_make_metadata_with_slice": UBATCH,
     "split_attn_metadata": UBATCH,
-    "CpuGpuBuffer": {"a dtype that NumPy has": lambda of: np.dtype(of["dtype"]).isbuiltin == 1},
+    "CpuGpuBuffer": {
+        "a dtype that NumPy has": lambda of: np.dtype(of["dtype"]).type.__module__ == "numpy"
+    },
     "extract_layer_index": {"numbers in a layer's name are plain digits": _has_plain_numbers},
 }
 
