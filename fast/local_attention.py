@@ -11,7 +11,6 @@ from fast._native.local_attention import find_virtual_requests, gather_columns
 from fast._native.memory import as_array, plain
 from fast.checked_mode import is_checked
 from fast.kernels import local_attention as kernels
-from fast.kernels.moves import WIDEST
 from fast.launch import launch_blocks, uses_kernels
 from fast.metadata import CommonAttentionMetadata
 from fast.metadata_validation import (
@@ -23,6 +22,7 @@ from fast.metadata_validation import (
 )
 from fast.operators import check_not_traced
 from fast.pinned import upload
+from fast.row_moves import find_unit
 from fast.slots import flat
 
 _OPTIONAL: Final = (
@@ -116,8 +116,7 @@ def _gather_on_device(
     table = plain("block_table_tensor", table)
     gathered = table.new_empty((len(rows), columns))
     # A chunk begins at a multiple of `columns`.
-    steps = 4 * table.stride(0) | 4 * columns
-    addresses = table.data_ptr() | gathered.data_ptr() | steps | WIDEST
+    size = find_unit(table, gathered, 4 * (table.stride(0) | columns))
     launch_blocks(
         kernels.gather_columns,
         len(rows),
@@ -129,6 +128,6 @@ def _gather_on_device(
         first,
         gathered.view(-1).view(torch.uint8),
         columns,
-        max(addresses & -addresses, 4),
+        max(size, 4),
     )
     return gathered

@@ -41,6 +41,12 @@ def gather_on_device(
     _launch_rows(kernels.gather_rows, source, len(embeds), ranks, embeds)
 
 
+def find_unit(source: torch.Tensor, target: torch.Tensor, step_bytes: int) -> int:
+    """Return how many bytes can be moved at once, if rows are multiples of `step_bytes` apart."""
+    addresses = source.data_ptr() | target.data_ptr() | step_bytes | WIDEST
+    return addresses & -addresses
+
+
 def _repeat(bits: int, size: int) -> int:
     """Return an int of 8 bytes in which an element of `size` bytes is repeated."""
     return sum(bits << 8 * at for at in range(0, 8, size))
@@ -73,8 +79,7 @@ def _launch_rows(
     """Launch a kernel that moves rows, in the largest units that all addresses allow."""
     num_placeholders, row_bytes = len(ranks) - 1, source.shape[1]
     torch.autograd.graph.increment_version(target)  # torch does not see a kernel's writes
-    addresses = source.data_ptr() | source.stride(0) | target.data_ptr() | row_bytes | WIDEST
-    size = addresses & -addresses
+    size = find_unit(source, target, source.stride(0) | row_bytes)
     units = row_bytes // size
     num_y = min(-(-units // (threads_in_block(kernel) * MAX_UNITS)), MAX_GRID_Y)
     per_thread = max(1, min(MAX_UNITS, num_placeholders * units // threads_at_once()))
