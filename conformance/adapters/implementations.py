@@ -181,7 +181,7 @@ class Implementation:
         """Raise `Unsupported` if the engine never makes such a call of a function."""
         for words, holds in self.adapter.preconditions.get(name, {}).items():
             if not holds(arguments):
-                raise Unsupported(f"never called so (declared): {words}")
+                raise Unsupported(f"violates the declared precondition: {words}")
 
     def takes(self, cls: str, method: str, arguments: Mapping[str, Any]) -> bool:
         """Return whether a class has a method, if it has the class, and supports its arguments."""

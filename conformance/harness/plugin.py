@@ -282,7 +282,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
             lines += [f"  its import printed: {line}" for line in one.output]
         elif one.output:
             lines.append(f"  lines that its import printed: {len(one.output)}, shown with -v")
-        if not one.has_checked_mode:
+        if one.adapter.validates and not one.has_checked_mode:
             lines.append("  has no checks(enabled): it must always refuse bad values")
         declared = [f"{deviation.function}: {deviation.reason}" for deviation in one.deviations]
         lines += [f"  deviates (declared): {line}" for line in declared]

@@ -1,9 +1,9 @@
 """How grave a wrong answer is for the maintainer of an engine, by the smallest call that shows it.
 
 - wrong value: an ordinary call, after which something is wrong.
-- crash: an ordinary call that raises, does not return, or returns None in place of a value.
-- borderline: a call without requests or tokens, with an idle request before another one, or in
-  another memory layout, mode of torch or class of objects.
+- crash: an ordinary call that raises, does not return, or gives None in place of a value or field.
+- borderline: a call with an empty array or no tokens, with an idle request before another one, or
+  in another memory layout, mode of torch or class of objects.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def takes_long(failure: Failure) -> bool:
 
 
 def is_edge(arguments: Mapping[str, Any]) -> bool:
-    """Return whether a batch is empty, or has an idle request before another one.
+    """Return whether an array or batch is empty, or has an idle request before another one.
 
     Idle requests at the end are ordinary: they pad a batch.
     """

@@ -343,7 +343,7 @@ def test_calls_that_the_engine_never_makes_are_counted(load: Load) -> None:
     declared = f'preconditions = {{"{name}": {{"a request": lambda of: len(of["seq_lens"]) > 0}}}}'
     adapter = ADAPTER.replace("lacks =", f"{declared}\n    lacks =")
     assert "ZeroDivisionError" not in line_of(load(wrong, adapter), name)
-    assert checks.UNSUPPORTED[name, QUICK, "never called so (declared): a request"]
+    assert checks.UNSUPPORTED[name, QUICK, "violates the declared precondition: a request"]
 
 
 MISTAKES = {

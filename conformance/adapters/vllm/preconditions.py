@@ -1,4 +1,4 @@
-"""What vLLM's engine never does: calls that it does not make are no wrong answers."""
+"""Calls that vLLM's engine never makes: the run does not make them either, and counts them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ PRECONDITIONS: Final[Mapping[str, Mapping[str, Predicate]]] = {
     "make_local_attention_virtual_batches": BATCH,
     "_make_metadata_with_slice": UBATCH,
     "split_attn_metadata": UBATCH,
-    "CpuGpuBuffer": {
+    "CpuGpuBuffer": {  # with others it passes `with_numpy=False`, which ours does not have
         "a dtype that NumPy has": lambda of: np.dtype(of["dtype"]).type.__module__ == "numpy"
     },
     "extract_layer_index": {"numbers in a layer's name are plain digits": _has_plain_numbers},
