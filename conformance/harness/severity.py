@@ -45,7 +45,7 @@ def is_edge(arguments: Mapping[str, Any]) -> bool:
     for name, value in arguments.items():
         is_starts = name.startswith("query_start_loc")
         starts = value if is_starts else getattr(value, "query_start_loc", None)
-        if isinstance(value, np.ndarray) and not value.size:
+        if isinstance(value, np.ndarray) and value.ndim and not len(value):
             return True
         if isinstance(starts, np.ndarray) and starts.ndim == 1:
             busy = np.flatnonzero(np.diff(starts))
