@@ -218,9 +218,11 @@ def prepare_step(
         raise ValueError(
             f"idx_mapping has {num_reqs} entries, expected at most max_num_reqs = {max_num_reqs}"
         )
-    starts = _read_vector("query_start_loc", query_start_loc, num_reqs + 1)
-    logits = _read_vector("cu_num_logits", cu_num_logits, num_reqs + 1)
+    starts = _read_vector("query_start_loc", query_start_loc)
+    logits = _read_vector("cu_num_logits", cu_num_logits)
     rows = (slots, starts, logits)
+    if len(starts) <= num_reqs or len(logits) <= num_reqs:
+        _check_rows(rows, max_num_reqs)  # raises
     num_rows = check_int("num_reqs_padded", num_reqs_padded, num_reqs, max_num_reqs)
     num_tokens, least, most = num_tokens_padded, int(starts[num_reqs]), len(buffers.input_ids)
     if not (type(num_tokens) is int and least <= num_tokens <= most):
@@ -240,19 +242,19 @@ def _restore(
     return made
 
 
-def _read_vector(name: str, value: Any, min_length: int = 0) -> npt.NDArray[np.int32]:
+def _read_vector(name: str, value: Any) -> npt.NDArray[np.int32]:
     """Return an int32 vector of the host in one piece."""
     if not (type(value) is np.ndarray and value.dtype == np.int32 and value.ndim == 1):
         check_array(name, value, 0, INT32S)
-    if len(value) < min_length:
-        check_at_least(name, len(value), min_length)
     return np.ascontiguousarray(value)
 
 
 def _check_rows(rows: Rows, max_num_reqs: int) -> None:
+    length = len(rows[0]) + 1
     check_request_slots(rows[0], max_num_reqs)
     for name, part in zip(("query_start_loc", "cu_num_logits"), rows[1:], strict=True):
-        check_starts(name, part[: len(rows[0]) + 1])
+        check_at_least(name, len(part), length)
+        check_starts(name, part[:length])
 
 
 def _check_step(buffers: StepBuffers, rows: Rows, num_tokens: int, num_new_sampled: int) -> None:
