@@ -38,8 +38,8 @@ def sizes(draw: st.DrawFn, least: int = 0, most: int = 1100, *, small: int = 5) 
     if band < 7:
         return draw(st.integers(least, max(least, min(70, most))))
     edges = [edge for edge in EDGES if edge <= most] or [most]
-    # Small ones before them, so that it shrinks; often enough edges nevertheless.
-    size = draw(st.sampled_from((2, 3, 5, *edges, *edges))) + draw(st.sampled_from((0, 0, -1, 1)))
+    # A few small ones before them, so that it shrinks.
+    size = draw(st.sampled_from((2, 3, 5, *3 * edges))) + draw(st.sampled_from((0, 0, -1, 1)))
     return max(least, min(most, size))
 
 
