@@ -77,9 +77,11 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
     num_reqs, num_tokens = read_counts(metadata)
     _check_logits_indices(metadata, num_reqs, indices, num_indices, logits_indices_cpu)
     optional = read_optional(metadata, _OPTIONAL, num_reqs, num_tokens)
-    starts, starts_cpu, max_query_len = _find_starts(
-        metadata, num_reqs, indices, num_indices, logits_indices_cpu, optional
+    starts, starts_cpu, max_query_len, positions = _find_starts(
+        metadata, num_reqs, indices, num_indices, logits_indices_cpu, optional.get("positions")
     )
+    if positions is not None:
+        optional["positions"] = positions
     # By position, which saves 0.3 us.
     cut = CommonAttentionMetadata(
         starts,
@@ -120,26 +122,22 @@ def _find_starts(
     indices: torch.Tensor,
     num_indices: int,
     copy: torch.Tensor | None,
-    optional: dict[str, Any],
-) -> tuple[torch.Tensor, torch.Tensor, int]:
+    positions: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, int, torch.Tensor | None]:
     """Return the starts of the requests among the needed tokens, on the device and on the CPU.
 
-    Also the maximum number of such tokens in a request. The positions among the optional fields are
-    replaced by those of the needed tokens.
+    Also the maximum number of such tokens in a request, and their positions.
     """
-    positions = optional.get("positions")
     starts_cpu = metadata.query_start_loc_cpu
     counted = None
     if uses_kernels(indices):
         check_vector("query_start_loc_cpu", starts_cpu, INT32, num_reqs + 1)
         starts = read_vector(metadata, "query_start_loc", num_reqs + 1)
-        counted, gathered = _count_on_device(starts, num_reqs, indices, num_indices, positions)
-        if gathered is not None:
-            optional["positions"] = gathered
+        counted, positions = _count_on_device(starts, num_reqs, indices, num_indices, positions)
         if copy is None:
             counted_cpu = counted.cpu()
             query_lens = np.diff(to_host("query_start_loc", counted_cpu))
-            return counted, counted_cpu, int(query_lens.max(initial=0))
+            return counted, counted_cpu, int(query_lens.max(initial=0)), positions
     wanted = indices if copy is None else copy
     logits_starts, max_query_len = count_logits_indices(starts_cpu, num_reqs, wanted, num_indices)
     on_host = torch.from_numpy(logits_starts)
@@ -149,8 +147,8 @@ def _find_starts(
         if starts.is_cuda:
             counted = upload(logits_starts, starts.device, pin_memory=True)
         if positions is not None:
-            optional["positions"] = _gather(positions, indices, num_indices)
-    return counted, on_host, max_query_len
+            positions = _gather(positions, indices, num_indices)
+    return counted, on_host, max_query_len, positions
 
 
 def _count_on_device(

@@ -236,11 +236,11 @@ def _tell(contract: Contract, target: Target, story: Story) -> None:
             words = needed if not words or verdict is Verdict.ROBUSTNESS else words
         if difference.verdict is Verdict.WRONG_ANSWER:
             difference = dataclasses.replace(difference, verdict=verdict)
-        told = Failure(story, target.name, difference, words, found.arguments)
-        told.needs_circumstances = _needs_circumstances(
+        reported = Failure(story, target.name, difference, words, found.arguments)
+        reported.needs_circumstances = _needs_circumstances(
             contract, target, dataclasses.replace(story, conditions=tuple(stage[1:])), difference
         )
-        raise told from None
+        raise reported from None
 
 
 def _needs_circumstances(

@@ -181,6 +181,15 @@ class Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         return func(*args, **(kwargs or {}))
 
 
+def _count(call: Call, driver: NoDriver) -> str:
+    """Make a call, and return how many launches, copies and waits it is."""
+    before = driver.num_launches
+    with Counts() as counts:
+        call()
+    launches = driver.num_launches - before + counts.kernels
+    return f"{launches} launches, {counts.copies} copies, {counts.waits} waits"
+
+
 def make_steps(device: str, num_groups: int) -> tuple[Call, dict[str, Call]]:
     """Return what stages blocks, and how the inputs of a step are prepared, in two ways."""
     step = Step(make_batch("decode", NUM_REQS), Side("fast", FAST, device), num_groups)
@@ -205,11 +214,7 @@ def describe_steps(num_groups: int, driver: NoDriver | None) -> Iterator[str]:
         counted = ""
         if driver is not None:
             reset()
-            before = driver.num_launches
-            with Counts() as counts:
-                call()
-            launches = driver.num_launches - before + counts.kernels
-            counted = f"{launches} launches, {counts.copies} copies, {counts.waits} waits, "
+            counted = f"{_count(call, driver)}, "
         groups = "1 group" if num_groups == 1 else f"{num_groups} groups"
         yield f"a step, {groups}, {name}: {counted}{min(times):.0f} us"
 
@@ -225,13 +230,9 @@ def describe_functions(driver: NoDriver | None) -> Iterator[str]:
             yield f"{job.name}: {cost_us:.0f} us"
             continue
         prepared.call()
-        before = driver.num_launches
-        with Counts() as counts:
-            prepared.call()
-        launches = driver.num_launches - before + counts.kernels
-        if launches or counts.copies:
+        counted = _count(prepared.call, driver)
+        if not counted.startswith("0 launches, 0 copies"):
             (prepared.reset or int)()
-            counted = f"{launches} launches, {counts.copies} copies, {counts.waits} waits"
             yield f"{job.name}: {counted}, {min(time_in_turn([prepared])[0]):.0f} us"
 
 
